@@ -1,0 +1,1 @@
+"""The frameworks, each behind the one seam in `base`."""

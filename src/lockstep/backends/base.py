@@ -1,0 +1,173 @@
+"""The seam: all that Lockstep asks of a framework.
+
+It lies below the loop and is cut per process, not per device: JAX runs one shard
+on every device per call, TensorFlow all of them in one function, PyTorch has one
+device in each process. A backend knows its own replicas and nothing of the
+others: not how many there are, nor who computes which shard.
+
+A *node* is what the tree adds: a mapping of accumulation type to flat vector,
+`{"float32": vector, ...}`, laid out by `Layout`. A leaf is the node of one shard.
+The vectors are the framework's own arrays, so that the framework's own addition
+adds them. They can be sliced, which is all an exchange does with them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.core.layout import Layout
+from lockstep.core.metrics import Column, Sums
+from lockstep.core.options import Options
+
+Node = Mapping[str, Any]
+
+STEP = "step"  # the one phase of an ordinary model; a GAN has one per optimizer
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the user gave to `wrap`: everything a replica is made of, pickled as one."""
+
+    model: Any
+    optimizer: Any
+    loss: Any
+    metrics: Any
+    options: Options
+
+
+@dataclass(frozen=True)
+class Work:
+    """The part of one batch that this process computes.
+
+    `pieces` holds, for each of the process's replicas, its shards that have
+    examples. `num_examples` is the whole batch's.
+    """
+
+    pieces: Mapping[int, Mapping[int, Any]]
+    num_examples: int
+    num_shards: int
+    threads: int
+    seed: int
+    step: int
+    phase: str = STEP
+
+    @property
+    def shards(self) -> dict[int, Any]:
+        """The shards of all replicas of this process."""
+        return {shard: piece for pieces in self.pieces.values() for shard, piece in pieces.items()}
+
+
+class Array(NamedTuple):
+    """One array of the state: its bytes as numpy holds them, and the type they really have (`bfloat16` ...)."""
+
+    data: NDArray[Any]
+    dtype: str
+
+
+State = dict[str, Array]
+
+
+class Backend(Protocol):
+    """One framework in one process, with the replicas of this process's devices."""
+
+    name: str
+    devices: tuple[str, ...]
+
+    # -- one step: leaves -> (exchange) -> update
+
+    def layout(self, phase: str) -> Layout:
+        """Where the gradient, buffers and sums lie in a node; the field `sums` comes last."""
+
+    def node(self, layout: Layout, memory: memoryview | None) -> Node:
+        """A node to write a leaf into: in `memory` where given, else wherever the framework likes."""
+
+    def leaves(self, work: Work, into: Mapping[int, Node]) -> Iterator[tuple[int, Node]]:
+        """Computes each shard alone and gives (shard, leaf) as they come; a leaf may lie in `into[shard]`."""
+
+    def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
+        """left + right, in `out` where given (it may be `left`); a copy of left where right is missing."""
+
+    def divide(self, total: Node, by: float) -> None:
+        """Divides every element of the vectors, in place."""
+
+    def finish(self, nodes: Mapping[Any, Node], num_shards: int) -> Node:
+        """The root of the tree out of nodes that lie on this process's devices."""
+
+    def sums(self, node: Node, layout: Layout) -> Sums:
+        """The vector of sums of a node, on the host."""
+
+    def update(self, total: Node, work: Work) -> None:
+        """Applies the optimizer's step on every replica."""
+
+    def norm(self, total: Node) -> float:
+        """The global norm of the gradient of the step just made."""
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """The metrics in the vector of sums, as far as they are known."""
+
+    # -- forward only
+
+    def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
+        """The sums of each shard, without training."""
+
+    def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
+        """The model's outputs for each shard's inputs, without training, as numpy."""
+
+    def native(self, outputs: Any) -> Any:
+        """Outputs in numpy as the framework's own arrays, on the first replica's device."""
+
+    # -- state, and what the script may change between steps
+
+    def state(self) -> State:
+        """Parameters, buffers and optimizer slots, by name."""
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """Takes over a whole state."""
+
+    def controls(self) -> Any:
+        """Small things the script may turn between steps (learning rates, frozen flags, global switches)."""
+
+    def turn(self, controls: Any) -> None:
+        """Takes over the controls of the script's own process."""
+
+    def touched(self) -> bool:
+        """Whether the script has written to the state since the last step or the last time this was asked."""
+
+    # -- data and processes
+
+    def host(self, value: Any) -> Any:
+        """The framework's own array as numpy, for travel; anything else as it is."""
+
+    def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
+        """A `Source` for the framework's own data containers; None for anything else."""
+
+    def num_threads(self) -> int:
+        """The framework's thread count, from which the threads per shard follow."""
+
+    def dump(self) -> bytes:
+        """The recipe in one pickle, for a fresh process; names the attribute that cannot be pickled."""
+
+
+class Module(Protocol):
+    """What a backend's module offers: its devices, and a backend over some of them."""
+
+    def available(self) -> list[str]:
+        """The accelerators of this host; empty where there is only the CPU."""
+
+    def open(self, recipe: Recipe, devices: Sequence[str]) -> Backend:
+        """The backend over the recipe's model, with one replica on each of `devices`."""
+
+    def restore(self, dump: bytes) -> Recipe:
+        """The recipe that `Backend.dump` wrote."""
+
+    def processes(self, devices: Sequence[str]) -> list[list[str]]:
+        """The devices that each process drives, the script's own process first."""
+
+
+def arrays(values: Iterable[tuple[str, NDArray[Any]]]) -> State:
+    """A state out of plain numpy arrays."""
+    return {name: Array(np.ascontiguousarray(data), str(data.dtype)) for name, data in values}

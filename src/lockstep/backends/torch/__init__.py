@@ -1,0 +1,31 @@
+"""PyTorch: one process per device, each with one replica."""
+
+from collections.abc import Sequence
+
+import cloudpickle
+import torch
+
+from lockstep.backends.base import Backend, Recipe
+from lockstep.backends.torch.backend import TorchBackend
+
+
+def available() -> list[str]:
+    """The GPUs of this host."""
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+
+
+def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
+    """The backend of one process, with its one replica."""
+    (device,) = devices
+    return TorchBackend(recipe, device)
+
+
+def restore(dump: bytes) -> Recipe:
+    """The recipe that the controlling process wrote; only ever read from our own parent's link."""
+    recipe: Recipe = cloudpickle.loads(dump)
+    return recipe
+
+
+def processes(devices: Sequence[str]) -> list[list[str]]:
+    """One process per device: Python's lock and torch's process-wide generator leave no other way."""
+    return [[device] for device in devices]

@@ -1,0 +1,271 @@
+"""The PyTorch side of the seam: one replica, in this process, on one device."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.backends.base import Array, Node, Recipe, State, Work
+from lockstep.backends.torch import generators, inputs, metrics, pickling, settings, sources
+from lockstep.backends.torch.replica import Replica
+from lockstep.backends.torch.scaler import Scaler
+from lockstep.backends.torch.shards import Fields, Shards
+from lockstep.core import tree
+from lockstep.core.batches import transform
+from lockstep.core.layout import Layout
+from lockstep.core.metrics import Column, Sums, resolve
+
+_TYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
+
+
+class Vectors(dict[str, Tensor]):
+    """A node in torch's own memory or the exchange's, with its arrays as views."""
+
+    def __init__(self, vectors: Mapping[str, Tensor], layout: Layout, num_trained: int) -> None:
+        super().__init__(vectors)
+        self.fields = Fields(layout, self, num_trained)
+
+
+def _fields(node: Node) -> Fields:
+    assert isinstance(node, Vectors)
+    return node.fields
+
+
+class TorchBackend:
+    """One replica of a `torch.nn.Module`."""
+
+    name = "torch"
+
+    def __init__(self, recipe: Recipe, device: str) -> None:
+        self.devices: tuple[str, ...] = (device,)
+        self._recipe = recipe
+        self._options = recipe.options
+        self._device = torch.device("cpu") if device.startswith("cpu") else torch.device(device)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        self._replica = Replica(recipe.model, recipe.optimizer, self._device)
+        loss = recipe.loss.to(self._device) if isinstance(recipe.loss, torch.nn.Module) else recipe.loss
+        self._shards = Shards(self._replica, loss, resolve(recipe.metrics, metrics.named(loss)))
+        self._scaler = Scaler(2.0**16) if self._options.precision == "fp16" else Scaler()
+        # An optimizer of torch's own never writes to the gradient it is given; a stranger gets a copy.
+        self._writes_gradients = not type(recipe.optimizer).__module__.startswith("torch.optim")
+        self._trained: dict[str, Tensor] = {}
+        self._layout: Layout | None = None
+
+    # -- one step
+
+    def layout(self, phase: str) -> Layout:
+        """The layout of the parameters trained now; a new one when a layer is frozen or joins the optimizer."""
+        trained = self._replica.trained()
+        if self._layout is None or trained.keys() != self._trained.keys():
+            self._layout, self._trained = self._shards.layout(trained), trained
+        return self._layout
+
+    def node(self, layout: Layout, memory: memoryview | None) -> Node:
+        """Vectors in the given memory, or in the device's own."""
+        if memory is None:
+            vectors = {
+                dtype: torch.zeros(length, dtype=_TYPES[dtype], device=self._device)
+                for dtype, length in layout.lengths.items()
+            }
+        else:
+            vectors = {
+                dtype: torch.frombuffer(memory, dtype=_TYPES[dtype], count=length, offset=layout.starts[dtype])
+                for dtype, length in layout.lengths.items()
+            }
+        return Vectors(vectors, layout, len(self._trained))
+
+    def leaves(self, work: Work, into: Mapping[int, Node]) -> Iterator[tuple[int, Node]]:
+        """Computes shard after shard; whatever happens, the model's buffers end as they began."""
+        if not self._replica.model.training:
+            self._replica.model.train()
+        trained = list(self._trained.values())
+        statistics = self._shards.statistics
+        statistics.keep()
+        self._shards.clear()
+        with self._computing(work), generators.borrowed(self._device):
+            try:
+                for shard, piece in work.shards.items():
+                    self._shards.leaf(work, shard, piece, trained, _fields(into[shard]), self._scaler.scale)
+                    self._shards.clear()
+                    yield shard, into[shard]
+            finally:
+                statistics.restore()
+                self._shards.clear()
+
+    def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
+        """torch's own addition."""
+        if right is None:
+            assert out is not None
+            for dtype, vector in left.items():
+                out[dtype].copy_(vector)
+            return out
+        if out is None:
+            return {dtype: vector + right[dtype] for dtype, vector in left.items()}
+        for dtype, vector in left.items():
+            torch.add(vector, right[dtype], out=out[dtype])
+        return out
+
+    def divide(self, total: Node, by: float) -> None:
+        """torch's own division."""
+        for vector in total.values():
+            vector.div_(by)
+
+    def finish(self, nodes: Mapping[Any, Node], num_shards: int) -> Node:
+        """The root, added up in place."""
+        total = tree.total(tree.root(num_shards), nodes, lambda left, right: self.add(left, right, left))
+        assert total is not None
+        return total
+
+    def sums(self, node: Node, layout: Layout) -> Sums:
+        """The field of sums as numpy."""
+        field = layout.fields[-1]
+        values = node[field.dtype][field.offset : field.offset + field.size]
+        return np.array(values.cpu().numpy())
+
+    def update(self, total: Node, work: Work) -> None:
+        """The optimizer's step with the summed gradient, and the averaged buffers."""
+        fields = _fields(total)
+        there = fields.there.tolist()
+        with self._computing(work), torch.autocast(self._device.type, enabled=False):
+            self._step(fields, there[: len(self._trained)])
+        statistics = self._shards.statistics
+        statistics.apply(fields.buffers, [bool(flag) for flag in there[len(self._trained) :]])
+        self._replica.look()
+
+    def norm(self, total: Node) -> float:
+        """The norm over all tensors of the gradient, before clipping."""
+        return float(torch.nn.utils.get_total_norm(_fields(total).gradients)) / self._scaler.scale
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """The metrics of the last shard computed."""
+        return self._shards.columns
+
+    def _step(self, fields: Fields, there: list[int]) -> None:
+        used = [parameter for parameter, flag in zip(self._trained.values(), there, strict=True) if flag]
+        views = [field for field, flag in zip(fields.gradients, there, strict=True) if flag]
+        gradients = self._clipped(views)
+        if gradients is None:
+            return
+        for parameter, gradient in zip(used, gradients, strict=True):
+            own = torch.view_as_complex(gradient) if parameter.is_complex() else gradient
+            own = own.to(device=parameter.device, dtype=parameter.dtype)
+            parameter.grad = own.clone() if self._writes_gradients and own is gradient else own
+        self._recipe.optimizer.step()
+        self._shards.clear()
+
+    def _clipped(self, gradients: list[Tensor]) -> list[Tensor] | None:
+        """The gradients without loss scale, clipped; None where a float16 overflow skips the update."""
+        if self._options.precision == "fp16":
+            unscaled = self._scaler.unscale(gradients)
+            if unscaled is None:
+                return None
+            gradients = unscaled
+        if self._options.clip_norm is not None and gradients:
+            norm = torch.nn.utils.get_total_norm(gradients)
+            factor = torch.clamp(self._options.clip_norm / (norm + 1e-6), max=1.0)
+            gradients = list(torch._foreach_mul(gradients, factor))
+        return gradients
+
+    def _computing(self, work: Work) -> AbstractContextManager[None]:
+        return settings.computing(work.threads, self._device, self._options.precision, self._options.exact)
+
+    # -- forward only
+
+    def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
+        """Loss and metrics of each shard in evaluation mode."""
+        with self._resting(work):
+            for shard, piece in work.shards.items():
+                yield shard, self._shards.sums(work, shard, piece).numpy()
+
+    def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
+        """The model's outputs in evaluation mode."""
+        with self._resting(work):
+            for shard, piece in work.shards.items():
+                outputs = inputs.call(self._replica.model, inputs.put(piece, self._device))
+                yield shard, transform(outputs, lambda value: inputs.host(_plain(value)))
+
+    def native(self, outputs: Any) -> Any:
+        """Outputs as tensors on this replica's device."""
+        return transform(outputs, lambda value: inputs.put(value, self._device))
+
+    def _resting(self, work: Work) -> "_Resting":
+        return _Resting(self, work)
+
+    # -- state
+
+    def state(self) -> State:
+        """The replica's state, and the loss scale where there is one."""
+        state = self._replica.state()
+        if self._options.precision == "fp16":
+            state["scaler.scale"] = Array(np.asarray(self._scaler.scale), "float64")
+            state["scaler.held"] = Array(np.asarray(self._scaler.held), "int64")
+        return state
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """Takes over a whole state."""
+        self._replica.load(state)
+        if self._options.precision == "fp16":
+            self._scaler = Scaler(state["scaler.scale"].data.item(), state["scaler.held"].data.item())
+
+    def controls(self) -> Any:
+        """What the script may turn between steps."""
+        return self._replica.controls()
+
+    def turn(self, controls: Any) -> None:
+        """Takes over the script's controls."""
+        self._replica.turn(controls)
+
+    def touched(self) -> bool:
+        """Whether the script wrote to the state since the last step."""
+        return self._replica.touched()
+
+    # -- data and processes
+
+    def host(self, value: Any) -> Any:
+        """A tensor as numpy."""
+        return inputs.host(value)
+
+    def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
+        """A source for a `Dataset` or `DataLoader`."""
+        return sources.of(data, batch_size, shuffle, seed)
+
+    def num_threads(self) -> int:
+        """The script's own intra-op thread count."""
+        return torch.get_num_threads()
+
+    def dump(self) -> bytes:
+        """The recipe in one pickle, everything on the CPU."""
+        return pickling.dump(self._recipe)
+
+
+class _Resting:
+    """Evaluation mode without gradients; each module's own mode comes back afterwards."""
+
+    def __init__(self, backend: TorchBackend, work: Work) -> None:
+        self._backend = backend
+        self._contexts = (backend._computing(work), generators.borrowed(backend._device), torch.no_grad())
+        self._modes: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._modes = [module.training for module in self._backend._replica.modules]
+        self._backend._replica.model.eval()
+        for context in self._contexts:
+            context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(None, None, None)
+        for module, training in zip(self._backend._replica.modules, self._modes, strict=True):
+            module.training = training
+
+
+def _plain(value: Any) -> Any:
+    """numpy has no bfloat16; outputs leave as float32."""
+    if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
+        return value.float()
+    return value

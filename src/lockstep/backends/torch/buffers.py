@@ -1,0 +1,94 @@
+"""Buffers: running statistics and counters, the same for every shard and averaged by the tree.
+
+A shard's forward pass writes to the model's buffers. Its result goes into the leaf
+and the model gets back what it had, so that the next shard starts from the same.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Buffer(NamedTuple):
+    """A buffer's place in the model; a module may put a new tensor there."""
+
+    name: str
+    module: nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor that is there now."""
+        tensor = self.module._buffers[self.key]
+        assert tensor is not None
+        return tensor
+
+
+def of(model: nn.Module) -> list[Buffer]:
+    """Every buffer of the model, persistent or not."""
+    return [
+        Buffer(f"{path}.{key}" if path else key, module, key)
+        for path, module in model.named_modules()
+        for key, tensor in module._buffers.items()
+        if tensor is not None
+    ]
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same bytes.
+
+    Version counters do not tell: torch's batch norm writes its statistics behind their back.
+    """
+    one, other = (tensor.detach().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return torch.equal(one, other)
+
+
+class Statistics:
+    """The buffers during one step: `keep` them, `collect` each shard's, `restore` what they were.
+
+    Complex buffers are constants such as rotary frequencies and are left alone.
+    """
+
+    def __init__(self, buffers: list[Buffer]) -> None:
+        self.averaged = [buffer for buffer in buffers if not buffer.tensor.is_complex()]
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def keep(self) -> None:
+        """Remembers the buffers as they are before the step."""
+        self._kept = [(buffer.tensor, buffer.tensor.clone()) for buffer in self.averaged]
+
+    def collect(self, fields: list[Tensor], weight: float | None, first: bool) -> list[bool]:
+        """Writes the shard's buffers into the leaf, gives the model its own back, and tells which had changed.
+
+        Float buffers count with `weight` (None: as they are), integers only from the first shard.
+        """
+        for buffer, field in zip(self.averaged, fields, strict=True):
+            value = buffer.tensor.detach()
+            if value.is_floating_point():
+                field.copy_(value)
+                if weight is not None:
+                    field.mul_(weight)
+            elif first:
+                field.copy_(value)
+            else:
+                field.zero_()
+        return self.restore()
+
+    def restore(self) -> list[bool]:
+        """Gives the model back the buffers that were kept; tells which had changed."""
+        changed = []
+        for buffer, (tensor, value) in zip(self.averaged, self._kept, strict=True):
+            changed.append(buffer.tensor is not tensor or not same(tensor, value))
+            if changed[-1]:
+                buffer.module._buffers[buffer.key] = tensor
+                with torch.no_grad():
+                    tensor.copy_(value)
+        return changed
+
+    def apply(self, fields: list[Tensor], changed: list[bool]) -> None:
+        """Writes the averaged values into those buffers that some shard changed."""
+        with torch.no_grad():
+            for buffer, field, differs in zip(self.averaged, fields, changed, strict=True):
+                if differs:
+                    buffer.tensor.copy_(field)

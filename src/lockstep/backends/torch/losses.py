@@ -1,0 +1,205 @@
+"""Losses: what a shard's loss weighs, so that the shards add up to the batch's own loss.
+
+A mean over the shard's examples is multiplied by (its examples / the batch's)
+before the backward pass; the shards then simply add. A loss that divides by
+something else (targets that are not ignored, class weights, example weights) is
+summed instead and divided once after the tree. With one shard neither happens:
+the loss is the user's own, to the bit.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.backends.torch.inputs import call, parts
+from lockstep.core.batches import describe
+from lockstep.core.objective import Objective
+from lockstep.errors import BatchError, ModelError
+
+
+class Share(NamedTuple):
+    """A shard's part of the batch: its examples, the batch's, and whether it is all there is."""
+
+    examples: int
+    total: int
+    alone: bool
+
+
+@dataclass(frozen=True)
+class Term:
+    """The loss of one shard: where the backward pass starts, and what the sums get."""
+
+    root: Tensor | None  # None: this shard weighs nothing and has no gradient
+    loss: Any
+    weight: Any
+    divided: bool = False
+    outputs: Any = None
+    targets: Any = None
+    values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
+
+
+def of(loss: Any) -> Callable[[nn.Module, Any, Share], Term]:
+    """The function (model, shard's batch, share) -> Term for whatever the user gave as loss."""
+    if loss is None:
+        return _models_own
+    if isinstance(loss, Objective):
+        return functools.partial(_objective, loss)
+    criterion = _criterion(loss)
+    if not callable(criterion):
+        raise ModelError(
+            f"A loss is a torch.nn loss, a function of (outputs, targets) or a lockstep.objective. Got {loss!r}."
+        )
+    return functools.partial(_compared, criterion)
+
+
+def ignored(loss: Any) -> int | None:
+    """The target that the loss leaves out, if it has one."""
+    return getattr(_criterion(loss), "ignore_index", None)
+
+
+def _criterion(loss: Any) -> Any:
+    """The loss with torch's functional forms turned into the modules that say how they divide."""
+    function, keywords = (loss.func, loss.keywords) if isinstance(loss, functools.partial) else (loss, {})
+    if function is nn.functional.cross_entropy:
+        return nn.CrossEntropyLoss(**keywords)
+    if function is nn.functional.nll_loss:
+        return nn.NLLLoss(**keywords)
+    return loss
+
+
+def _mean(value: Tensor, share: Share, **rest: Any) -> Term:
+    """A mean over the shard's examples."""
+    root = value if share.alone else value * (share.examples / share.total)
+    return Term(root, value.detach().double() * share.examples, share.examples, **rest)
+
+
+def _pair(value: Tensor, weight: Any, share: Share, **rest: Any) -> Term:
+    """A sum over the shard and what it is to be divided by."""
+    if share.alone:
+        return Term(value / weight, value.detach(), weight, **rest)
+    if not float(weight):
+        return Term(None, 0.0, 0.0, True, **rest)
+    return Term(value, value.detach(), weight, True, **rest)
+
+
+def _models_own(model: nn.Module, batch: Any, share: Share) -> Term:
+    """The loss that the model's output carries."""
+    outputs = call(model, batch)
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise ModelError(
+            "Without a loss the model's output carries one as `.loss`. "
+            f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
+        )
+    logits = getattr(outputs, "logits", outputs)
+    targets = batch.get("labels") if isinstance(batch, Mapping) else None
+    return _mean(loss, share, outputs=logits, targets=targets)
+
+
+def _objective(objective: Objective, model: nn.Module, batch: Any, share: Share) -> Term:
+    """What the user's own function says: a mean, a mean with metrics, or (sum, weight)."""
+    result = objective(model, batch)
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+        loss, values = result
+    else:
+        loss, values = result, {}
+    if isinstance(loss, tuple) and len(loss) == 2:
+        return _pair(loss[0], loss[1], share, values=values)
+    if not isinstance(loss, Tensor) or (loss.ndim and len(loss) != share.examples):
+        raise ModelError(
+            "An objective returns the shard's mean loss as a tensor, one loss per example, (loss, {name: value}) or "
+            f"(sum, weight). Got {describe(result)} for a shard of {share.examples}."
+        )
+    return _mean(loss.mean() if loss.ndim else loss, share, values=values)
+
+
+def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Term:
+    """A loss of (outputs, targets), with example weights where the batch has them."""
+    inputs, targets, weights = parts(batch)
+    outputs = call(model, inputs)
+    rest = {"outputs": outputs, "targets": targets}
+    try:
+        if weights is not None:
+            return _weighted(criterion, outputs, targets, weights, share, rest)
+        if getattr(criterion, "reduction", None) == "sum" or _keyword(criterion, "reduction") == "sum":
+            value = criterion(outputs, targets)
+            return Term(value, value.detach(), 0.0, **rest)
+        if _counts_targets(criterion, targets):
+            weight = _target_weights(criterion, targets).sum()
+            if share.alone:
+                value = criterion(outputs, targets)
+                return Term(value, value.detach().double() * weight, weight, **rest)
+            return _pair(_reduced(criterion, "sum")(outputs, targets), weight, share, **rest)
+        value = criterion(outputs, targets)
+    except IndexError as error:
+        raise _labels(error, outputs, targets) from error
+    if not isinstance(value, Tensor) or (value.ndim and len(value) != share.examples):
+        raise ModelError(
+            f"A loss gives one number, or one per example. Got {describe(value)} for a shard of {share.examples}."
+        )
+    return _mean(value.mean() if value.ndim else value, share, **rest)
+
+
+def _weighted(
+    criterion: Any, outputs: Any, targets: Any, weights: Tensor, share: Share, rest: Mapping[str, Any]
+) -> Term:
+    """The mean with a weight for each example: the weighted sum over the sum of the weights."""
+    values = _reduced(criterion, "none")(outputs, targets)
+    if not isinstance(values, Tensor) or not values.ndim or len(values) != share.examples:
+        raise ModelError(
+            f"Example weights need a loss that gives one value per example. Got {describe(values)} for a shard of "
+            f"{share.examples}. Return one value per example, or write an objective that returns (sum, weight)."
+        )
+    spread = weights.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))  # (examples, 1, ...)
+    total = (values * spread).sum()
+    if getattr(criterion, "reduction", None) == "sum":
+        return Term(total, total.detach(), 0.0, **rest)
+    if _counts_targets(criterion, targets):
+        weight = (_target_weights(criterion, targets) * spread).sum()
+    else:
+        total = (values.reshape(len(values), -1).mean(1) * weights.to(values.dtype)).sum()
+        weight = weights.sum()
+    return _pair(total, weight.detach(), share, **rest)
+
+
+def _counts_targets(criterion: Any, targets: Any) -> bool:
+    """Whether the loss's mean divides by the targets it counts: class indices, some ignored, some heavier."""
+    classes = isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) and criterion.reduction == "mean"
+    return classes and isinstance(targets, Tensor) and not targets.is_floating_point()
+
+
+def _target_weights(criterion: Any, targets: Tensor) -> Tensor:
+    """What each target weighs: 0 where ignored, else its class's weight."""
+    counted: Tensor = targets != criterion.ignore_index
+    if criterion.weight is None:
+        return counted.double()
+    weights: Tensor = criterion.weight.double()
+    return torch.where(counted, weights[torch.where(counted, targets, 0)], 0)
+
+
+def _reduced(criterion: Any, reduction: str) -> Any:
+    """The same loss with another reduction, where it has one."""
+    if not isinstance(criterion, nn.Module) or not hasattr(criterion, "reduction"):
+        return criterion
+    criterion = copy.copy(criterion)
+    criterion.reduction = reduction
+    return criterion
+
+
+def _keyword(function: Any, name: str) -> Any:
+    return function.keywords.get(name) if isinstance(function, functools.partial) else None
+
+
+def _labels(error: IndexError, outputs: Any, targets: Any) -> Exception:
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.ndim < 2:
+        return error
+    classes = outputs.shape[1]
+    return BatchError(
+        f"Labels run from 0 to {classes - 1}, for the model gives {classes} outputs. "
+        f"Got labels from {targets.min().item()} to {targets.max().item()}. Mend the labels, or the last layer."
+    )

@@ -1,0 +1,76 @@
+"""Metrics by name, as (sum, weight) over a shard."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.backends.torch import losses
+from lockstep.core.metrics import Column, Metric, ratio
+from lockstep.errors import ModelError
+
+Pair = tuple[Any, Any]
+
+
+def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Pair]]:
+    """The metrics that go by a name; targets that the loss ignores do not count, and logits are told from odds."""
+    ignored = losses.ignored(loss)
+    threshold = 0.5 if isinstance(loss, nn.BCELoss) else 0.0
+
+    def accuracy(outputs: Tensor, targets: Tensor) -> Pair:
+        if outputs.ndim == targets.ndim and (outputs.ndim == 1 or outputs.shape[-1] == 1):
+            hits = (outputs > threshold) == (targets > 0.5)
+            return hits.sum(), hits.numel()
+        if outputs.shape == targets.shape:  # odds for every class
+            targets = targets.argmax(1)
+        return _counted(outputs.argmax(1) == targets, targets)
+
+    def top5(outputs: Tensor, targets: Tensor) -> Pair:
+        best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
+        return _counted((best == targets.unsqueeze(1)).any(1), targets)
+
+    def mse(outputs: Tensor, targets: Tensor) -> Pair:
+        return _per_element((outputs - targets).double().square(), outputs, targets)
+
+    def mae(outputs: Tensor, targets: Tensor) -> Pair:
+        return _per_element((outputs - targets).double().abs(), outputs, targets)
+
+    def _counted(hits: Tensor, targets: Tensor) -> Pair:
+        counted = torch.ones_like(hits) if ignored is None else targets != ignored
+        return (hits & counted).sum(), counted.sum()
+
+    return {"accuracy": accuracy, "top5": top5, "mse": mse, "mae": mae}
+
+
+def measure(metric: Metric, outputs: Any, targets: Any, examples: int) -> tuple[list[Any], Column]:
+    """The sums of a metric over one shard, and the column they fill."""
+    value = metric.sums(outputs, targets)
+    if metric.result is ratio:
+        return pair(metric.name, value, examples), Column(metric.name, 2)
+    sums = list(torch.as_tensor(value).flatten()) if not isinstance(value, tuple | list) else list(value)
+    return sums, Column(metric.name, len(sums), metric.result)
+
+
+def pair(name: str, value: Any, examples: int) -> list[Any]:
+    """(sum, weight) out of a pair, one value per example, or the mean over the shard."""
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return list(value)
+    value = torch.as_tensor(value)
+    if value.ndim == 0:
+        return [value.double() * examples, examples]
+    if len(value) != examples:
+        raise ModelError(
+            f"A metric gives one value per example, or (sum, weight). Got shape {tuple(value.shape)} from {name!r} "
+            f"for a shard of {examples}."
+        )
+    return [value.double().reshape(examples, -1).mean(1).sum(), examples]
+
+
+def _per_element(errors: Tensor, outputs: Tensor, targets: Tensor) -> Pair:
+    if outputs.shape != targets.shape:
+        raise ModelError(
+            "mse and mae compare outputs and targets of one shape. "
+            f"Got {tuple(outputs.shape)} and {tuple(targets.shape)}. Reshape one of them."
+        )
+    return errors.sum(), errors.numel()

@@ -1,0 +1,54 @@
+"""Refusals: what cannot be trained in parallel as it is, with the line to change."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep.errors import ModelError, OptimizerError
+
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+
+def check_model(model: Any) -> None:
+    """Refuses models that another tool already spreads over devices, or compiles."""
+    if isinstance(model, _WRAPPERS):
+        raise ModelError(
+            f"Lockstep does the distributing. Got a model in {type(model).__name__}. Wrap the plain model: "
+            "lockstep.wrap(model.module, ...)."
+        )
+    if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+        raise ModelError(
+            "Lockstep runs each shard at its own shape and needs the plain model. Got one from torch.compile. "
+            "Wrap the model itself: lockstep.wrap(model._orig_mod, ...)."
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ModelError(
+                f"Every shard has its own batch norm statistics. Got SyncBatchNorm at {name!r}. "
+                "Use torch.nn.BatchNorm and choose `shards` for the statistics you want."
+            )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ModelError(f"Gradients are dense. Got sparse=True at {name!r}. Use sparse=False.")
+
+
+def check_optimizer(optimizer: Any, names: dict[int, str]) -> None:
+    """Refuses optimizers that call the model themselves, or that hold what is not the model's."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptimizerError(
+            f"A PyTorch model goes with a torch.optim optimizer. Got {type(optimizer).__name__}. "
+            "Use for example torch.optim.SGD(model.parameters(), lr=0.1)."
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise OptimizerError(
+            "A step is one gradient and one update. LBFGS evaluates the model several times a step. "
+            "Use another optimizer, such as torch.optim.Adam."
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise OptimizerError("Gradients are dense. Got SparseAdam. Use torch.optim.Adam.")
+    strangers = sum(id(parameter) not in names for group in optimizer.param_groups for parameter in group["params"])
+    if strangers:
+        raise OptimizerError(
+            f"The optimizer holds the model's own parameters. Got {strangers} that the model does not have. "
+            "Make the optimizer from this model: torch.optim.SGD(model.parameters(), lr=0.1)."
+        )

@@ -1,0 +1,185 @@
+"""The replica: the user's own model and optimizer, and what the script may change in them.
+
+They are the truth. Whatever the script writes between two steps is seen, through
+torch's version counters, and reaches every other replica before the next.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lockstep.backends.base import Array, State
+from lockstep.backends.torch import buffers, settings
+from lockstep.backends.torch.refusals import check_model, check_optimizer
+from lockstep.errors import ModelError, OptimizerError, StateError
+
+CACHE_LINE = 64
+
+
+class Replica:
+    """A model and its optimizer on one device."""
+
+    def __init__(self, model: nn.Module, optimizer: Any, device: torch.device) -> None:
+        check_model(model)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        check_optimizer(optimizer, names)
+        self.model = model
+        self.optimizer = optimizer
+        self.device = device
+        self._move()
+        self.parameters = dict(model.named_parameters())
+        self.modules = list(model.modules())
+        self.buffers = buffers.of(model)
+        self._index = {id(parameter): index for index, parameter in enumerate(self.parameters.values())}
+        self._seen: list[Any] = []
+        self._statistics: list[Tensor] = []
+        self.look()
+
+    def _move(self) -> None:
+        """Brings everything to the device, in memory that starts at a cache line as torch's own does.
+
+        Memory from numpy may start elsewhere, and the start of a weight is part of its bits.
+        """
+        self.model.to(self.device)
+        for tensor in [*self.model.parameters(), *self.model.buffers()]:
+            if tensor.untyped_storage().data_ptr() % CACHE_LINE:
+                tensor.data = tensor.data.clone()
+        for slots in self.optimizer.state.values():
+            for key, value in slots.items():
+                if isinstance(value, Tensor) and value.dim():
+                    slots[key] = value.to(self.device)
+
+    def trained(self) -> dict[str, Tensor]:
+        """The parameters that the next update may change: held by the optimizer and not frozen."""
+        held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        trained: dict[str, Tensor] = {
+            name: parameter
+            for name, parameter in self.parameters.items()
+            if parameter.requires_grad and id(parameter) in held
+        }
+        if not trained:
+            raise ModelError("Nothing to train: every parameter is frozen. Set requires_grad=True on some.")
+        return trained
+
+    # -- what the script may change
+
+    def touched(self) -> bool:
+        """Whether anything was written since the last look; looks."""
+        seen, statistics = self._seen, self._statistics
+        self.look()
+        return self._seen != seen or not all(map(buffers.same, self._statistics, statistics))
+
+    def look(self) -> None:
+        """Takes the state as it is now for seen."""
+        self._seen = self._signature()
+        self._statistics = [buffer.tensor.clone() for buffer in self.buffers]
+
+    def _signature(self) -> list[Any]:
+        result: list[Any] = [(tensor._version, tensor.data_ptr()) for tensor in self.parameters.values()]
+        for slots in self.optimizer.state.values():
+            for value in slots.values():
+                result.append((value._version, value.data_ptr()) if isinstance(value, Tensor) else value)
+        return result
+
+    def controls(self) -> dict[str, Any]:
+        """The optimizer's numbers, the frozen flags, each module's mode, and torch's global switches."""
+        try:
+            groups = [
+                {
+                    "params": [self._index[id(parameter)] for parameter in group["params"]],
+                    "numbers": {key: value for key, value in group.items() if key != "params"},
+                }
+                for group in self.optimizer.param_groups
+            ]
+        except KeyError:
+            raise OptimizerError(
+                "A parameter group holds parameters that the model had when it was wrapped. Got one with others. "
+                "Call lockstep.wrap again after changing the model."
+            ) from None
+        return {
+            "groups": groups,
+            "trained": [parameter.requires_grad for parameter in self.parameters.values()],
+            "training": [module.training for module in self.modules],
+            "switches": settings.switches(),
+        }
+
+    def turn(self, controls: Mapping[str, Any]) -> None:
+        """Takes over another process's controls."""
+        parameters = list(self.parameters.values())
+        self.optimizer.param_groups[:] = [
+            {"params": [parameters[index] for index in group["params"]], **group["numbers"]}
+            for group in controls["groups"]
+        ]
+        for parameter, trained in zip(parameters, controls["trained"], strict=True):
+            parameter.requires_grad_(trained)
+        for module, training in zip(self.modules, controls["training"], strict=True):
+            module.training = training
+        settings.flip(controls["switches"])
+
+    # -- the state, by name
+
+    def state(self) -> State:
+        """Parameters, buffers and optimizer slots."""
+        state = {f"model.{name}": _array(parameter) for name, parameter in self.parameters.items()}
+        state |= {f"model.{buffer.name}": _array(buffer.tensor) for buffer in self.buffers}
+        for name, parameter in self.parameters.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    state[f"optimizer.{name}.{key}"] = _array(value)
+        return state
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """Takes over a state: every parameter and buffer in place, the optimizer's slots as they come."""
+        self._check(state)
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(_tensor(state[f"model.{name}"]))
+            for buffer in self.buffers:
+                buffer.tensor.copy_(_tensor(state[f"model.{buffer.name}"]))
+        self.optimizer.state.clear()
+        for name, parameter in self.parameters.items():
+            prefix = f"optimizer.{name}."
+            slots = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+            slots = {key: value for key, value in slots.items() if f"{name}.{key}".rpartition(".")[0] == name}
+            if slots:
+                self.optimizer.state[parameter] = {key: self._slot(value) for key, value in slots.items()}
+        self.look()
+
+    def _slot(self, value: Array) -> Any:
+        if value.dtype == "python":
+            return value.data.item()
+        tensor = _tensor(value)
+        return tensor.to(self.device) if tensor.dim() else tensor
+
+    def _check(self, state: Mapping[str, Array]) -> None:
+        own: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
+        own |= {f"model.{buffer.name}": buffer.tensor for buffer in self.buffers}
+        for name, tensor in own.items():
+            if name not in state:
+                raise StateError(f"The state does not fit this model. It has nothing for {name[6:]!r}.")
+            if state[name].data.shape != tuple(tensor.shape):
+                raise StateError(
+                    f"The state does not fit this model. At {name[6:]!r} it has {state[name].data.shape}, "
+                    f"the model {tuple(tensor.shape)}."
+                )
+        for name in state:
+            if name.startswith("model.") and name not in own:
+                raise StateError(f"The state does not fit this model, which has no {name[6:]!r}.")
+
+
+def _array(value: Any) -> Array:
+    """A tensor's bytes as numpy holds them; a plain number keeps its being one."""
+    if not isinstance(value, Tensor):
+        return Array(np.asarray(value), "python")
+    value = value.detach().cpu().contiguous()
+    if value.dtype in (torch.bfloat16,):
+        return Array(value.view(torch.int16).numpy().copy(), "bfloat16")
+    return Array(value.numpy().copy(), str(value.dtype).removeprefix("torch."))
+
+
+def _tensor(array: Array) -> Tensor:
+    tensor = torch.tensor(array.data)
+    return tensor.view(torch.bfloat16) if array.dtype == "bfloat16" else tensor

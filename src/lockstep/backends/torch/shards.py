@@ -1,0 +1,190 @@
+"""Shards: one shard's forward and backward pass, and the leaf it leaves behind.
+
+Every shard starts from the same parameters and buffers and from a seed of its
+own, and nothing it does is seen by the next.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.backends.base import Node, Work
+from lockstep.backends.torch import generators, losses, metrics
+from lockstep.backends.torch.buffers import Statistics
+from lockstep.backends.torch.inputs import put
+from lockstep.backends.torch.losses import Share, Term
+from lockstep.backends.torch.replica import Replica
+from lockstep.core import seeds
+from lockstep.core.batches import count
+from lockstep.core.layout import Layout
+from lockstep.core.metrics import FIRST_METRIC, Column, Metric, ratio
+from lockstep.core.objective import Objective
+from lockstep.errors import BatchError, ExactError, ModelError, NonFiniteError
+
+CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusion matrix of 32 classes
+
+
+def accumulated(tensor: Tensor) -> str:
+    """The type in which leaves of this tensor are added: float64 stays, smaller floats are added in float32."""
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return "int64"
+    return "float64" if tensor.dtype in (torch.float64, torch.complex128) else "float32"
+
+
+def real(tensor: Tensor) -> Tensor:
+    """A complex tensor as pairs of real numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+class Fields:
+    """The arrays of one node, as views of its vectors."""
+
+    def __init__(self, layout: Layout, node: Node, num_trained: int) -> None:
+        views = [
+            node[field.dtype][field.offset : field.offset + field.size].view(field.shape) for field in layout.fields
+        ]
+        self.gradients: list[Tensor] = views[:num_trained]
+        self.buffers: list[Tensor] = views[num_trained:-2]
+        self.there: Tensor = views[-2]
+        self.sums: Tensor = views[-1]
+
+
+class Shards:
+    """Computes the shards of one replica."""
+
+    def __init__(self, replica: Replica, loss: Any, chosen: list[Metric]) -> None:
+        self._replica = replica
+        self._term = losses.of(loss)
+        self._metrics = chosen
+        self._own_metrics = isinstance(loss, Objective)
+        self.statistics = Statistics(replica.buffers)
+        self.columns: list[Column] = []
+
+    def layout(self, trained: Mapping[str, Tensor]) -> Layout:
+        """Gradients first, then buffers, the flags that tell which of both were there, and the sums."""
+        room = sum(2 if metric.result is ratio else CUSTOM_SUMS for metric in self._metrics)
+        room += CUSTOM_SUMS if self._own_metrics else 0
+        buffers = self.statistics.averaged
+        return Layout.of(
+            [(name, accumulated(tensor), tuple(real(tensor).shape)) for name, tensor in trained.items()],
+            [
+                *((buffer.name, accumulated(buffer.tensor), tuple(buffer.tensor.shape)) for buffer in buffers),
+                ("there", "int64", (len(trained) + len(buffers),)),
+                ("sums", "float64", (FIRST_METRIC + room,)),
+            ],
+        )
+
+    def leaf(self, work: Work, shard: int, piece: Any, trained: list[Tensor], fields: Fields, scale: float) -> None:
+        """Writes the leaf of one shard."""
+        term, share = self._forward(work, shard, piece)
+        values = self._measure(term, share)
+        if not math.isfinite(values[0]):
+            raise NonFiniteError.at(work.step, shard, values[0])
+        if term.root is not None:
+            with _explained(work, shard):
+                _check(term.root)
+                (term.root if scale == 1.0 else term.root * scale).backward()  # type: ignore[no-untyped-call]
+        there = _copy_gradients(trained, fields.gradients)
+        weight = None if share.alone else share.examples / share.total
+        there += self.statistics.collect(fields.buffers, weight, first=shard == 0)
+        fields.there.copy_(torch.tensor(there))
+        fields.sums.copy_(_padded(values, len(fields.sums)))
+
+    def sums(self, work: Work, shard: int, piece: Any) -> Tensor:
+        """The sums of one shard, without training."""
+        term, share = self._forward(work, shard, piece)
+        return torch.tensor(self._measure(term, share), dtype=torch.float64)
+
+    def clear(self) -> None:
+        """Forgets gradients, as `zero_grad` does, also those of parameters that the optimizer does not hold."""
+        for parameter in self._replica.parameters.values():
+            parameter.grad = None
+
+    def _forward(self, work: Work, shard: int, piece: Any) -> tuple[Term, Share]:
+        batch = put(piece, self._replica.device)
+        share = Share(count(batch), work.num_examples, work.num_shards == 1)
+        generators.seed(seeds.shard(work.seed, work.step, shard), self._replica.device)
+        with _explained(work, shard):
+            return self._term(self._replica.model, batch, share), share
+
+    def _measure(self, term: Term, share: Share) -> list[float]:
+        """[loss, weight, divided, metric sums ...] of one shard."""
+        values: list[Any] = [term.loss, term.weight, term.divided]
+        columns: list[Column] = []
+        with torch.no_grad():
+            for metric in self._metrics:
+                if term.outputs is None or term.targets is None:
+                    raise ModelError(
+                        "Metrics compare outputs and targets, and this loss tells neither. "
+                        "Let an objective return its own: return loss, {'name': value}."
+                    )
+                sums, column = metrics.measure(metric, term.outputs, term.targets, share.examples)
+                values += sums
+                columns.append(column)
+            for name, value in term.values.items():
+                values += metrics.pair(name, value, share.examples)
+                columns.append(Column(name, 2))
+        self.columns = columns
+        return [float(value) for value in values]
+
+
+def _copy_gradients(trained: list[Tensor], fields: list[Tensor]) -> list[bool]:
+    """Copies every gradient into the leaf and tells which were there; one that was not counts as zero."""
+    targets, sources, there = [], [], []
+    for parameter, field in zip(trained, fields, strict=True):
+        gradient = parameter.grad
+        there.append(gradient is not None)
+        if gradient is None:
+            field.zero_()
+        elif gradient.layout != torch.strided:
+            raise ModelError("Gradients are dense. Got a sparse one. Use torch.nn.Embedding(..., sparse=False).")
+        else:
+            targets.append(field)
+            sources.append(real(gradient))
+    if targets:
+        torch._foreach_copy_(targets, sources)
+    return there
+
+
+def _padded(values: list[float], length: int) -> Tensor:
+    if len(values) > length:
+        raise ModelError(
+            f"The metrics of a step give at most {length - FIRST_METRIC} sums. Got {len(values) - FIRST_METRIC}. "
+            "Give fewer, or more than one lockstep.Metric."
+        )
+    return torch.tensor(values + [0.0] * (length - len(values)), dtype=torch.float64)
+
+
+def _check(root: Tensor) -> None:
+    if root.ndim:
+        raise ModelError(f"A loss is one number. Got shape {tuple(root.shape)}. Return its mean.")
+    if not root.requires_grad:
+        raise ModelError("The loss does not depend on any parameter that is trained. Compute it from the outputs.")
+
+
+@contextmanager
+def _explained(work: Work, shard: int) -> Iterator[None]:
+    """Says which shard an error came from, and what to do about those that the sharding brings."""
+    try:
+        yield
+    except (ModelError, BatchError):
+        raise
+    except Exception as error:
+        text = str(error)
+        if "more than 1 value per channel" in text:
+            raise BatchError(
+                f"Batch norm needs more than one value per channel in every shard. Shard {shard} of step {work.step} "
+                f"has too few examples: {work.num_examples} in {work.num_shards} shards. "
+                "Use fewer shards, a larger batch, or leave the short last batch out."
+            ) from error
+        if "deterministic" in text:
+            raise ExactError(
+                f"Equal bits need deterministic operations. Got one that has no such form: {text.split('.')[0]}. "
+                "Replace it, or use lockstep.wrap(..., exact=False) to train without the promise."
+            ) from error
+        error.add_note(f"In shard {shard} of step {work.step}.")
+        raise

@@ -1,0 +1,104 @@
+"""The bar: where an epoch is, drawn on one line of any width.
+
+What matters more gives way later. As the line gets narrower the bar shrinks, then
+the unit of the speed is shortened, then the bar goes, and at last the metrics end
+in an ellipsis.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.jupyter import JupyterMixin
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.callbacks.numerals import countdown, rate, significant
+
+NARROWEST, WIDEST = 6, 30
+MARGIN = 3
+"""Columns kept free at the end: the `^C` that a terminal echoes must not wrap onto a second line."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """So many units a second.
+
+    >>> str(Speed(6521.4, "samples")), Speed(6521.4, "samples").short()
+    ('6,521 samples/s', '6,521/s')
+    """
+
+    per_second: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{rate(self.per_second)} {self.unit}/s"
+
+    def short(self) -> str:
+        """The speed without its unit, for a narrow line."""
+        return f"{rate(self.per_second)}/s"
+
+
+@dataclass(frozen=True)
+class Bar(JupyterMixin):
+    """One moment of an epoch, for rich to print.
+
+    >>> from rich.console import Console
+    >>> bar = Bar(title="epoch 1/10", step=12, steps=24, values={"loss": 0.5}, left=7.0)
+    >>> Console(width=60, force_terminal=False).print(bar)
+    epoch 1/10 ━━━━━━━━━          12/24 loss 0.5000 0:07 left
+    """
+
+    title: str
+    step: int
+    steps: int | None = None
+    """None: the length is not known, and the bar only shows that something moves."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    speed: Speed | None = None
+    left: float | None = None
+    """Seconds until the epoch's last step."""
+    note: str = ""
+    seconds: float = 0.0
+    """Time since the epoch began; moves the bar whose length is not known."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width - MARGIN
+        cells = self._cells(str(self.speed) if self.speed else "")
+        if self.speed and _width(cells) + NARROWEST + 1 > width:
+            cells = self._cells(self.speed.short())
+        room = width - _width(cells) - 1
+        table = Table.grid(padding=(0, 1, 0, 0))
+        row: list[Text | ProgressBar] = list(cells)
+        if room >= NARROWEST:
+            row.insert(1, self._bar(min(room, WIDEST)))
+        table.add_row(*row)
+        yield from console.render(table, options.update_width(max(width, 1)))
+
+    def _cells(self, speed: str) -> list[Text]:
+        """The texts beside the bar; those with nothing to say are left out."""
+        step = f"{self.step:>{len(str(self.steps))}}/{self.steps}" if self.steps else f"step {self.step}"
+        values = "  ".join(f"{name} {significant(value)}" for name, value in self.values.items())
+        left = "" if self.left is None else f"{countdown(self.left)} left"
+        texts = [
+            Text(self.title, style="bold"),
+            Text(step),
+            Text(speed, style="cyan"),
+            Text(values, style="green"),
+            Text(self.note or left, style="dim"),
+        ]
+        for text in texts:
+            # The cell may shrink, and then ends in an ellipsis; it never wraps.
+            text.no_wrap, text.overflow = True, "ellipsis"
+        return [text for text in texts if text.plain]
+
+    def _bar(self, width: int) -> ProgressBar:
+        return ProgressBar(
+            total=self.steps, completed=self.step, width=width, pulse=self.steps is None, animation_time=self.seconds
+        )
+
+
+def _width(cells: Sequence[Text]) -> int:
+    """Columns that the cells take, one apart."""
+    return sum(cell_len(cell.plain) for cell in cells) + len(cells) - 1

@@ -1,0 +1,98 @@
+"""Chain: many callbacks behind the face of one, so that the loop calls each moment once."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+
+from lockstep.callbacks.base import NO_LOGS, Callback, Logs, Params
+from lockstep.errors import CallbackError
+
+
+class Chain(Callback):
+    """Passes every moment on to `callbacks`, in the order given.
+
+    >>> class Shout(Callback):
+    ...     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
+    ...         print(f"epoch {epoch} of {self.params['epochs']}: {logs['loss']}")
+    >>> chain = Chain([Shout(), Shout()], trainer=None, params={"epochs": 3})
+    >>> chain.on_epoch_end(0, {"loss": 0.5})
+    epoch 0 of 3: 0.5
+    epoch 0 of 3: 0.5
+    """
+
+    def __init__(self, callbacks: Iterable[Callback], trainer: Any, params: Params) -> None:
+        self.callbacks = _checked(callbacks)
+        self.set_trainer(trainer)
+        self.set_params(params)
+
+    def set_trainer(self, trainer: Any) -> None:
+        super().set_trainer(trainer)
+        for callback in self.callbacks:
+            callback.set_trainer(trainer)
+
+    def set_params(self, params: Params) -> None:
+        super().set_params(params)
+        for callback in self.callbacks:
+            callback.set_params(params)
+
+    def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
+        for callback in self.callbacks:
+            callback.on_train_begin(logs)
+
+    def on_train_end(self, logs: Logs = NO_LOGS) -> None:
+        for callback in self.callbacks:
+            callback.on_train_end(logs)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
+        for callback in self.callbacks:
+            callback.on_epoch_begin(epoch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
+        for callback in self.callbacks:
+            callback.on_epoch_end(epoch, logs)
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = NO_LOGS) -> None:
+        for callback in self.callbacks:
+            callback.on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Logs = NO_LOGS) -> None:
+        for callback in self.callbacks:
+            callback.on_train_batch_end(batch, logs)
+
+    def on_test_begin(self, logs: Logs = NO_LOGS) -> None:
+        for callback in self.callbacks:
+            callback.on_test_begin(logs)
+
+    def on_test_end(self, logs: Logs = NO_LOGS) -> None:
+        for callback in self.callbacks:
+            callback.on_test_end(logs)
+
+    def close(self) -> None:
+        """Closes every callback, in order, also when one of them raises."""
+        with ExitStack() as stack:
+            for callback in reversed(self.callbacks):
+                stack.callback(callback.close)
+
+
+def _checked(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
+    """The callbacks as a tuple, or an error that says which one is none."""
+    if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+        raise CallbackError(f"callbacks is a list. Got {_shown(callbacks)}. Write callbacks=[{_shown(callbacks)}].")
+    result = tuple(callbacks)
+    for position, callback in enumerate(result):
+        if isinstance(callback, type) and issubclass(callback, Callback):
+            raise CallbackError(
+                f"A callback is an instance. Got the class {callback.__name__} at callbacks[{position}]. "
+                f"Write {callback.__name__}()."
+            )
+        if not isinstance(callback, Callback):
+            raise CallbackError(
+                f"A callback inherits lockstep.Callback. Got {_shown(callback)} at callbacks[{position}]. "
+                "Subclass lockstep.Callback and override on_epoch_end or another of its methods."
+            )
+    return result
+
+
+def _shown(value: object) -> str:
+    """A value in an error: a callback by its class, anything else by its repr."""
+    return f"{type(value).__name__}()" if isinstance(value, Callback) else repr(value)

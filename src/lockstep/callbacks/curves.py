@@ -1,0 +1,110 @@
+"""Curves: a run's numbers as a picture.
+
+Values that are read together share a panel: the loss, then the metrics that live
+between 0 and 1. A metric on a scale of its own (an error in metres, a learning
+rate) gets its own panel, where it does not flatten the others.
+
+Drawn through matplotlib's objects, never through pyplot: no display, no window
+and no global state are involved.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from lockstep.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Curves = Mapping[str, Sequence[float]]
+
+VALIDATION = "val_"
+COLORS = ("#1f6fb4", "#d9661f", "#2e8b57", "#8a4fbf", "#b8324a", "#5f6b76")
+PANEL_INCHES = (5.2, 3.9)
+PANELS_PER_ROW = 3
+MOST_MARKERS = 30
+LEAST_SHARED = 0.05
+"""A metric that never gets this far from 0 would lie flat on a scale up to 1."""
+
+
+def panels(curves: Curves) -> dict[str, list[str]]:
+    """Groups the names, without `val_`, into titled panels.
+
+    >>> panels({"loss": [0.5], "accuracy": [0.9], "top5": [1.0], "mae": [12.5], "val_loss": [0.6]})
+    {'loss': ['loss'], 'metrics': ['accuracy', 'top5'], 'mae': ['mae']}
+    """
+    result: dict[str, list[str]] = {}
+    for name in dict.fromkeys(key.removeprefix(VALIDATION) for key in curves):
+        values = [value for key in (name, VALIDATION + name) for value in curves.get(key, ()) if math.isfinite(value)]
+        shared = name != "loss" and all(0 <= value <= 1 for value in values) and max(values, default=1) >= LEAST_SHARED
+        result.setdefault("metrics" if shared else name, []).append(name)
+    if len(result.get("metrics", ())) == 1:
+        # A panel with one metric is called by its name.
+        return {(names[0] if title == "metrics" else title): names for title, names in result.items()}
+    return result
+
+
+def draw(epochs: Sequence[int], curves: Curves) -> "Figure":
+    """Draws the curves over the epochs, which are counted from 1 on the axis.
+
+    >>> figure = draw([0, 1], {"loss": [0.7, 0.4], "accuracy": [0.8, 0.9]})
+    >>> [axes.get_title() for axes in figure.axes]
+    ['loss', 'accuracy']
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra('Pictures need matplotlib. Install it: pip install "lockstep-train[plot]"') from error
+
+    grouped = panels(curves) or {"loss": []}
+    columns = min(len(grouped), PANELS_PER_ROW)
+    rows = math.ceil(len(grouped) / columns)
+    figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), dpi=120, layout="constrained")
+    for index, (title, names) in enumerate(grouped.items()):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        _draw_panel(axes, [epoch + 1 for epoch in epochs], curves, names)
+        axes.set_title(title)
+        _dress(axes, [epoch + 1 for epoch in epochs])
+    return figure
+
+
+def _draw_panel(axes: "Axes", epochs: Sequence[int], curves: Curves, names: Sequence[str]) -> None:
+    """Draws each name's two lines in one color: training solid, validation dashed."""
+    marker = "o" if len(epochs) <= MOST_MARKERS else ""
+    for index, name in enumerate(names):
+        color = COLORS[index % len(COLORS)]
+        prefix = f"{name}, " if len(names) > 1 else ""
+        for key, label, line in ((name, "train", "-"), (VALIDATION + name, "validation", "--")):
+            points = [
+                (epoch, value)
+                for epoch, value in zip(epochs, curves.get(key, ()), strict=False)
+                if math.isfinite(value)
+            ]
+            if not points:
+                continue
+            x, y = zip(*points, strict=True)
+            # Hollow markers let a training point show where validation lies on top of it.
+            face = color if key == name else "white"
+            axes.plot(
+                x, y, line, color=color, marker=marker, markersize=4, markerfacecolor=face, label=f"{prefix}{label}"
+            )
+
+
+def _dress(axes: "Axes", epochs: Sequence[int]) -> None:
+    """Axes that can be read: whole epochs below, plain numbers at the side, a legend where it covers least."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    axes.ticklabel_format(axis="y", style="plain", useOffset=False)
+    if len(set(epochs)) < 2:
+        middle = epochs[0] if epochs else 1
+        axes.set_xlim(middle - 0.5, middle + 0.5)
+        axes.set_xticks([middle])
+    axes.grid(visible=True, color="#e3e6e8", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.lines:
+        axes.legend(frameon=True, framealpha=0.9, edgecolor="none")

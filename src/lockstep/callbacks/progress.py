@@ -1,0 +1,186 @@
+"""Progress: what `fit` shows while it runs.
+
+Drawing a line, and reading the losses for it, costs far more than a small step:
+on a GPU a read waits for the device. So a step only looks at the clock, and ten
+times a second the numbers are read and the line drawn.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+
+from rich.console import Console
+from rich.text import Text
+
+from lockstep.callbacks.bar import Bar, Speed
+from lockstep.callbacks.base import NO_LOGS, Callback, Logs
+from lockstep.callbacks.numerals import duration, significant
+from lockstep.callbacks.screen import Screen, choose, standard_console
+from lockstep.callbacks.summary import Summary
+
+SECONDS_BETWEEN_DRAWS = 0.1
+DRAWS_IN_PACE = 32
+
+
+class Pace:
+    """Steps per second over the last few draws, so that a slow first step is soon forgotten.
+
+    >>> pace = Pace()
+    >>> for second, step in ((0.0, 0), (10.0, 1), (10.5, 6)):
+    ...     pace.add(second, step)
+    >>> pace.steps_per_second()
+    10.0
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque(maxlen=DRAWS_IN_PACE)
+
+    def add(self, second: float, step: int) -> None:
+        """Notes that `step` steps were done at `second`."""
+        # The first step carries compilation and warming up: with a later one known, it says nothing.
+        if len(self._marks) == 2 and self._marks[0][1] == 0:
+            self._marks.popleft()
+        self._marks.append((second, step))
+
+    def steps_per_second(self) -> float | None:
+        """The pace, or None while there is none."""
+        if len(self._marks) < 2:
+            return None
+        (start, before), (end, after) = self._marks[0], self._marks[-1]
+        return (after - before) / (end - start) if end > start and after > before else None
+
+
+class Progress(Callback):
+    """A progress bar in a terminal or notebook, and one line per finished epoch everywhere.
+
+    `fit` adds it by itself unless `verbose=0`. It prints the trainer's `opening` at the
+    start and `history.closing()` at the end. `console` and `clock` are there for tests.
+
+    >>> from types import SimpleNamespace
+    >>> from lockstep.callbacks import Chain, History
+    >>> history = History(devices=("cpu:0",))
+    >>> trainer = SimpleNamespace(opening="1 device (cpu:0), 8 shards of 32, batch 256", history=history)
+    >>> params = {"epochs": 1, "steps": 1, "batch_size": 256, "examples": 256}
+    >>> chain = Chain([Progress(console=Console(force_terminal=False))], trainer, params)
+    >>> chain.on_train_begin()
+    1 device (cpu:0), 8 shards of 32, batch 256
+    >>> chain.on_epoch_begin(0)
+    >>> chain.on_train_batch_end(0, {"loss": 0.412})
+    >>> history.record(0, {"loss": 0.412, "accuracy": 0.861}, seconds=0.5)
+    >>> chain.on_epoch_end(0, {"loss": 0.412, "accuracy": 0.861})
+    epoch 1/1  loss 0.4120  accuracy 0.8610  0.5 s  512 samples/s
+    >>> chain.on_train_end()
+    train acc: 0.86, 0.5 sec/epoch on 1 device: cpu:0
+    >>> chain.close()
+    """
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = perf_counter) -> None:
+        self._console = console or standard_console()
+        self._clock = clock
+        self._screen: Screen = choose(self._console)
+        self._greeted = False
+        self._epoch: int | None = None
+        self._done = 0
+
+    def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
+        self._screen = choose(self._console)
+        self._greeted = False
+        self._greet()
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
+        self._epoch = epoch
+        self._done = 0
+        self._batch = -1
+        self._values: dict[str, float] = {}
+        self._trained: float | None = None
+        self._began = self._drawn = self._clock()
+        self._pace = Pace()
+        self._pace.add(self._began, 0)
+        if self._greeted:
+            self._draw()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = NO_LOGS) -> None:
+        self._done += 1
+        self._batch = batch
+        if not self._greeted:
+            self._greet()
+        if not self._screen.live:
+            return
+        now = self._clock()
+        if now - self._drawn >= SECONDS_BETWEEN_DRAWS:
+            self._values = {name: float(value) for name, value in logs.items()}
+            # Reading may have waited for the device: the time that counts is the time after it.
+            self._drawn = self._clock()
+            self._pace.add(self._drawn, self._done)
+            self._draw()
+
+    def on_test_begin(self, logs: Logs = NO_LOGS) -> None:
+        if self._epoch is not None:
+            self._trained = self._clock() - self._began
+            self._draw(note="validating")
+
+    def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
+        values = (f"{name} {significant(value)}" for name, value in logs.items())
+        seconds = self._seconds(epoch)
+        facts = [*values, f"{duration(seconds)} s"]
+        if speed := self._speed(self._done / seconds if seconds > 0 else None):
+            facts.append(str(speed))
+        self._epoch = None
+        self._screen.keep(Summary(self._title(epoch), tuple(facts)))
+
+    def on_train_end(self, logs: Logs = NO_LOGS) -> None:
+        self._screen.keep(Text(self.trainer.history.closing()))
+
+    def close(self) -> None:
+        """Gives the terminal back, cursor and all. An unfinished epoch's bar stays in view."""
+        self._epoch = None
+        self._screen.close()
+
+    def _greet(self) -> None:
+        """Prints the opening once there is one: the shards may be known only after the first batch."""
+        if self.trainer.opening:
+            self._screen.keep(Text(self.trainer.opening))
+            self._greeted = True
+
+    def _draw(self, note: str = "") -> None:
+        if not self._screen.live or self._epoch is None:
+            return
+        pace = self._pace.steps_per_second()
+        steps = self.params.get("steps")
+        left = (steps - self._batch - 1) / pace if steps and pace else None
+        self._screen.show(
+            Bar(
+                title=self._title(self._epoch),
+                step=self._batch + 1,
+                steps=steps,
+                values=self._values,
+                speed=self._speed(pace),
+                left=left,
+                note=note,
+                seconds=self._drawn - self._began,
+            )
+        )
+
+    def _title(self, epoch: int) -> str:
+        epochs = self.params.get("epochs") or epoch + 1
+        return f"epoch {epoch + 1:>{len(str(epochs))}}/{epochs}"
+
+    def _seconds(self, epoch: int) -> float:
+        """Training time of the epoch: as recorded by the loop, so that all lines agree, else our own."""
+        recorded = self.trainer.history
+        if recorded.epoch and recorded.epoch[-1] == epoch:
+            return float(recorded.seconds[-1])
+        return self._clock() - self._began if self._trained is None else self._trained
+
+    def _speed(self, steps_per_second: float | None) -> Speed | None:
+        """Examples a second where the batch size is known, else steps a second."""
+        if steps_per_second is None:
+            return None
+        params = self.params
+        batch_size, examples, steps = params.get("batch_size"), params.get("examples"), params.get("steps")
+        if batch_size and not (examples and self._done * batch_size > examples):
+            return Speed(steps_per_second * batch_size, "samples")
+        if examples and steps:
+            # The last batch was short, or batches differ: the epoch's mean says it right.
+            return Speed(steps_per_second * examples / steps, "samples")
+        return Speed(steps_per_second, "steps")

@@ -1,0 +1,1 @@
+"""The heart of Lockstep: what a step is, in the standard library and numpy alone."""

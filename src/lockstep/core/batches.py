@@ -1,0 +1,161 @@
+"""Batches: the forms a batch may have, and how it is cut into shards.
+
+A batch is a nest of tuples and dicts. Its arrays are cut on axis 0, its lists as
+lists; scalars and strings go to every shard. The cut is a rule of the number of
+examples and of shards alone.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from lockstep.core.plan import Plan, bounds
+from lockstep.errors import BatchError
+
+OBJECTIVE_EXAMPLE = """
+    @lockstep.objective
+    def loss(model, batch):
+        return my_loss(model(batch["x"]), batch["y"])
+
+    trainer = lockstep.wrap(model, optimizer, loss)"""
+
+
+def is_array(value: Any) -> bool:
+    """Whether `value` is an array with an axis to cut, of whatever framework."""
+    shape = getattr(value, "shape", None)
+    return shape is not None and len(shape) > 0 and hasattr(value, "__getitem__")
+
+
+def transform(batch: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The same nest with `leaf` of everything that is not a tuple or a dict."""
+    if isinstance(batch, Mapping):
+        return {key: transform(value, leaf) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        values = [transform(value, leaf) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
+    return leaf(batch)
+
+
+def leaves(batch: Any) -> Iterator[Any]:
+    """Everything in the nest that is not a tuple or a dict, in order."""
+    if isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from leaves(value)
+    elif isinstance(batch, tuple):
+        for value in batch:
+            yield from leaves(value)
+    else:
+        yield batch
+
+
+def top(batch: Any) -> Any:
+    """The batch with a list at the top, as loaders make it, turned into a tuple."""
+    return tuple(batch) if isinstance(batch, list) and any(is_array(value) for value in batch) else batch
+
+
+def count(batch: Any) -> int:
+    """The number of examples in a batch.
+
+    >>> count((np.zeros((5, 2)), {"a": ["u", "v", "w", "x", "y"]}, 0.5))
+    5
+    """
+    lengths = [len(value) for value in leaves(batch) if is_array(value) or isinstance(value, list)]
+    if not lengths:
+        raise BatchError(
+            f"A batch holds at least one array whose first axis counts the examples. Got {describe(batch)}. "
+            f"Give (inputs, targets), or write an objective:\n{OBJECTIVE_EXAMPLE}"
+        )
+    if len(set(lengths)) > 1:
+        raise BatchError(
+            f"Every array of a batch has one entry per example. Got lengths {', '.join(map(str, lengths))} "
+            f"in {describe(batch)}. Give arrays of equal length."
+        )
+    if lengths[0] == 0:
+        raise BatchError("A batch holds at least one example. Got a batch of size 0. Leave empty batches out.")
+    return lengths[0]
+
+
+def cut(batch: Any, num_shards: int) -> list[Any]:
+    """The shards of a batch in order; None for a shard without examples.
+
+    >>> cut(np.arange(5), 2)
+    [array([0, 1, 2]), array([3, 4])]
+    """
+    places = bounds(count(batch), num_shards)
+    return [None if start == stop else select(batch, slice(start, stop)) for start, stop in places]
+
+
+def select(batch: Any, where: Any) -> Any:
+    """The examples `where` says (a slice, or indices) of every array and list; the rest as it is."""
+
+    def leaf(value: Any) -> Any:
+        if is_array(value):
+            return value[where]
+        if isinstance(value, list):
+            return value[where] if isinstance(where, slice) else [value[index] for index in where]
+        return value
+
+    return transform(batch, leaf)
+
+
+def join(pieces: list[Any], concatenate: Callable[[list[Any]], Any]) -> Any:
+    """One nest out of equal nests, with their arrays put end to end.
+
+    >>> join([(np.ones(2), 3), (np.zeros(1), 3)], np.concatenate)
+    (array([1., 1., 0.]), 3)
+    """
+    first = pieces[0]
+    if isinstance(first, Mapping):
+        return {key: join([piece[key] for piece in pieces], concatenate) for key in first}
+    if isinstance(first, tuple):
+        return tuple(join(list(values), concatenate) for values in zip(*pieces, strict=True))
+    if is_array(first):
+        return concatenate(pieces)
+    if isinstance(first, list):
+        return [value for piece in pieces for value in piece]
+    return first
+
+
+def fingerprint(batch: Any) -> int:
+    """63 bits that tell one batch from another: forms, and a sample of the bytes of each array."""
+    digest = hashlib.sha256()
+    for value in leaves(batch):
+        digest.update(describe(value).encode())
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            rows = value[:: max(1, len(value) // 16)] if value.ndim else value
+            digest.update(np.ascontiguousarray(rows).tobytes())
+        elif not isinstance(value, np.ndarray):
+            digest.update(repr(value).encode())
+    return int.from_bytes(digest.digest()[:8], "little") >> 1
+
+
+def describe(batch: Any) -> str:
+    """A batch in a few words, for errors.
+
+    >>> describe((np.zeros((4, 2)), [1, 2], "text"))
+    '(ndarray(4, 2), list of 2, str)'
+    """
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key!r}: {describe(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, tuple):
+        return "(" + ", ".join(describe(value) for value in batch) + ")"
+    if isinstance(batch, list):
+        return f"list of {len(batch)}"
+    shape = getattr(batch, "shape", None)
+    return type(batch).__name__ + (f"{tuple(shape)}" if shape is not None else "")
+
+
+def deal(batch: Any, plan: Plan, groups: list[list[int]]) -> list[dict[int, dict[int, Any]]]:
+    """For every process its replicas, and for every replica its shards that have examples.
+
+    >>> deal(np.arange(3), Plan.even(4, 2), [[0], [1]])
+    [{0: {0: array([0]), 1: array([1])}}, {1: {2: array([2])}}]
+    """
+    pieces = cut(batch, plan.num_shards)
+
+    def of(replica: int) -> dict[int, Any]:
+        return {shard: pieces[shard] for shard in plan.shards_of([replica]) if pieces[shard] is not None}
+
+    return [{replica: of(replica) for replica in group} for group in groups]

@@ -1,0 +1,27 @@
+"""Digests: sha256 of the state's bytes. Equal digests, equal bits."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def of_arrays(state: Mapping[str, Any]) -> dict[str, str]:
+    """The digest of every array of a state: its type, its shape and its bytes."""
+    result = {}
+    for name, (data, dtype) in state.items():
+        digest = hashlib.sha256(f"{dtype}{data.shape}".encode())
+        digest.update(np.ascontiguousarray(data).tobytes())
+        result[name] = digest.hexdigest()
+    return result
+
+
+def of_state(digests: Mapping[str, str], step: int) -> str:
+    """The digest of a whole state out of those of its arrays.
+
+    >>> of_state({"a": "1", "b": "2"}, step=3) == of_state({"b": "2", "a": "1"}, step=3)
+    True
+    """
+    text = "\n".join([f"step {step}", *(f"{name} {digests[name]}" for name in sorted(digests))])
+    return hashlib.sha256(text.encode()).hexdigest()

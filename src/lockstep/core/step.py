@@ -1,0 +1,108 @@
+"""One step: leaves, tree, update.
+
+Every process runs this same code over its own shards. What it computes follows
+from the shards; the exchange only brings the partial sums together.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from lockstep.core import digest, tree
+from lockstep.core.metrics import Sums
+from lockstep.errors import NonFiniteError, PeerFailed
+
+if TYPE_CHECKING:
+    from lockstep.backends.base import Backend, Node, Work
+    from lockstep.exchange.base import Exchange
+
+
+class Member:
+    """This process's part in the world: its replicas, and the exchange with the others."""
+
+    def __init__(
+        self, backend: "Backend", exchange: "Exchange", uninterrupted: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        self.backend = backend
+        self.exchange = exchange
+        self._uninterrupted = uninterrupted
+        self.total: Node = {}
+
+    def step(self, work: "Work") -> Sums:
+        """Makes one step and gives the sums of the whole batch.
+
+        Until the commit nothing of the state has changed, so a failure anywhere
+        leaves every replica as it was. From the commit on every replica applies
+        the update, and an interrupt waits until it is done.
+        """
+        try:
+            nodes = self._nodes(work)
+            total, sums = self.exchange.reduce(nodes, work)
+            if not sums[1] and sums[2]:
+                raise NonFiniteError(
+                    f"The weights of a batch sum to more than 0. Got 0 in step {work.step}: every target is ignored "
+                    "or has weight 0. Leave such batches out."
+                )
+        except PeerFailed:
+            raise
+        except BaseException:
+            self.exchange.fail()
+            raise
+        with self._uninterrupted():
+            self.exchange.commit()
+            self.backend.update(total, work)
+        self.total = total
+        return sums
+
+    def _nodes(self, work: "Work") -> "dict[tree.Node, Node]":
+        """The partial sums of this process: every leaf computed, every merge made that the tree allows."""
+        layout = self.backend.layout(work.phase)
+        folds = {}
+        into = {}
+        for replica, pieces in work.pieces.items():
+            program = tree.program(pieces, work.num_shards)
+            slots = self.exchange.slots(replica, program.slots, layout)
+            folds.update(dict.fromkeys(pieces, _Fold(program, slots, self.backend.add)))
+            into.update({action.shard: slots[action.slot] for action in _writes(program)})
+        for shard, leaf in self.backend.leaves(work, into):
+            folds[shard].push(leaf)
+        return {node: value for fold in folds.values() for node, value in fold.nodes.items()}
+
+    def evaluate(self, work: "Work") -> dict[int, Sums]:
+        """The sums of this process's shards, without training."""
+        return dict(self.backend.evaluate(work))
+
+    def forward(self, work: "Work") -> dict[int, Any]:
+        """The outputs of this process's shards, without training."""
+        return dict(self.backend.forward(work))
+
+    def digests(self, work: "Work") -> dict[int, dict[str, str]]:
+        """The digest of every array of this process's state."""
+        return {min(work.pieces): digest.of_arrays(self.backend.state())}
+
+
+class _Fold:
+    """A program being run: leaves come in, merges are made as soon as both sides are there."""
+
+    def __init__(self, program: tree.Program, slots: "list[Node]", add: "Callable[[Node, Node, Node], Node]") -> None:
+        self._actions = list(program.actions)
+        self._slots = list(slots)
+        self._add = add
+        self._nodes = program.nodes
+
+    def push(self, leaf: "Node") -> None:
+        write = self._actions.pop(0)
+        assert isinstance(write, tree.Write)
+        self._slots[write.slot] = leaf
+        while self._actions and isinstance(merge := self._actions[0], tree.Merge):
+            left = self._slots[merge.left]
+            self._slots[merge.left] = self._add(left, self._slots[merge.right], left)
+            self._actions.pop(0)
+
+    @property
+    def nodes(self) -> "Mapping[tree.Node, Node]":
+        return {node: self._slots[slot] for node, slot in self._nodes.items()}
+
+
+def _writes(program: tree.Program) -> Iterator[tree.Write]:
+    return (action for action in program.actions if isinstance(action, tree.Write))

@@ -1,0 +1,51 @@
+"""Devices: what `devices=` means on this host."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.errors import DeviceError
+
+
+def resolve(devices: Any, available: Sequence[str]) -> tuple[str, ...]:
+    """The names of the devices: all accelerators, a count of them or of CPU replicas, or those named.
+
+    >>> resolve(None, []), resolve(2, []), resolve(["cpu", "cpu"], [])
+    (('cpu:0',), ('cpu:0', 'cpu:1'), ('cpu:0', 'cpu:1'))
+    >>> resolve(None, ["cuda:0", "cuda:1"])
+    ('cuda:0', 'cuda:1')
+    """
+    if devices is None:
+        return tuple(available) or ("cpu:0",)
+    if isinstance(devices, int) and not isinstance(devices, bool):
+        return _counted(devices, available)
+    names = [str(devices)] if isinstance(devices, str) or not isinstance(devices, Sequence) else list(map(str, devices))
+    return _named(names, available)
+
+
+def _counted(count: int, available: Sequence[str]) -> tuple[str, ...]:
+    if count < 1:
+        raise DeviceError(f"Training needs at least one device. Got devices={count}. Use devices=1 or more.")
+    if not available:
+        return tuple(f"cpu:{index}" for index in range(count))
+    if count > len(available):
+        raise DeviceError(
+            f"Every device must be there. Got devices={count}; this host has {len(available)}: {', '.join(available)}. "
+            f"Use devices={len(available)}, or devices=['cpu'] * {count}."
+        )
+    return tuple(available[:count])
+
+
+def _named(names: list[str], available: Sequence[str]) -> tuple[str, ...]:
+    if not names:
+        raise DeviceError("Training needs at least one device. Got an empty list. Use devices=None for all.")
+    kinds = {name.partition(":")[0] for name in names}
+    if len(kinds) > 1:
+        raise DeviceError(f"Devices are all of one type, for bits are. Got {', '.join(names)}. Use one type.")
+    if kinds == {"cpu"}:
+        return tuple(f"cpu:{index}" for index in range(len(names)))
+    full = [name if ":" in name else f"{name}:0" for name in names]
+    for name in full:
+        if name not in available:
+            there = ", ".join(available) or "only the CPU"
+            raise DeviceError(f"Every device must be there. Got {name!r}; this host has {there}. Name one of these.")
+    return tuple(full)

@@ -1,0 +1,1 @@
+"""What brings the partial sums of several processes together."""

@@ -1,0 +1,56 @@
+"""The barrier: every process waits until all have arrived, and hears who failed.
+
+Each process writes the number of the barrier it has reached into shared memory
+and rings every other process's eventfd. The controlling process also watches its
+workers' pidfds in the same poll, so a death is noticed at once; it alone decides
+what follows. A worker dies with its parent and need not watch it.
+"""
+
+import os
+import select
+from collections.abc import Sequence
+
+import numpy as np
+
+from lockstep.errors import PeerFailed
+from lockstep.exchange.region import Region
+
+_LINE = 64  # one cache line a process: [barrier reached, barrier failed at]
+
+
+class Barrier:
+    """A barrier of `len(bells)` processes, of which this is number `index`."""
+
+    def __init__(self, index: int, region: Region, bells: Sequence[int], watched: Sequence[int] = ()) -> None:
+        words = np.frombuffer(region.view(len(bells) * _LINE), np.int64).reshape(-1, _LINE // 8)[: len(bells)]
+        self._reached, self._failed = words[:, 0], words[:, 1]
+        self._index = index
+        self._others = [bell for number, bell in enumerate(bells) if number != index]
+        self._bell = bells[index]
+        self._watched = frozenset(watched)
+        self._poll = select.poll()
+        for descriptor in (self._bell, *watched):
+            self._poll.register(descriptor, select.POLLIN)
+        self._number = 0
+
+    def wait(self) -> None:
+        """Arrives, and returns when all have; raises PeerFailed where one failed or died."""
+        self._arrive()
+        while int(self._reached.min()) < self._number:
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._watched:
+                    raise PeerFailed
+                os.eventfd_read(descriptor)
+        if (self._failed == self._number).any():
+            raise PeerFailed
+
+    def fail(self) -> None:
+        """Arrives as one that failed, and does not wait."""
+        self._failed[self._index] = self._number + 1
+        self._arrive()
+
+    def _arrive(self) -> None:
+        self._number += 1
+        self._reached[self._index] = self._number
+        for bell in self._others:
+            os.eventfd_write(bell, 1)

@@ -1,0 +1,44 @@
+"""Parcels: objects on their way to a worker, their arrays through shared memory.
+
+The arrays of a batch are written once into a region and read where they lie; only
+the small rest goes through the link. Both ends are our own processes.
+"""
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.exchange.region import Region
+
+_ALIGNMENT = 64
+
+
+def pack(values: Sequence[Any], region: Region) -> list[bytes]:
+    """One message per value, with the arrays of all of them laid out one after another in the region."""
+    messages = []
+    buffers: list[list[pickle.PickleBuffer]] = []
+    for value in values:
+        taken: list[pickle.PickleBuffer] = []
+        messages.append(pickle.dumps(value, protocol=5, buffer_callback=taken.append))
+        buffers.append(taken)
+    raws = [[buffer.raw() for buffer in taken] for taken in buffers]
+    memory = region.view(sum(raw.nbytes + _ALIGNMENT for group in raws for raw in group))
+    start = 0
+    result = []
+    for message, group in zip(messages, raws, strict=True):
+        places = []
+        for raw in group:
+            memory[start : start + raw.nbytes] = raw
+            places.append((start, raw.nbytes))
+            start += -(-raw.nbytes // _ALIGNMENT) * _ALIGNMENT
+        result.append(pickle.dumps((message, places)))
+    return result
+
+
+def unpack(message: bytes, region: Region) -> Any:
+    """The value; its arrays are read-only views of the region, good until the next parcel."""
+    body, places = pickle.loads(message)
+    if not places:
+        return pickle.loads(body)
+    memory = region.view(max(start + size for start, size in places)).toreadonly()
+    return pickle.loads(body, buffers=[memory[start : start + size] for start, size in places])

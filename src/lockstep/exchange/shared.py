@@ -1,0 +1,101 @@
+"""The exchange between processes of one host: shared memory, two barriers a step.
+
+Leaves are written straight into the region. After the first barrier each process
+adds its slice of the vectors out of everybody's nodes into the sums; after the
+second, the commit, everyone reads all of the sums where they lie. Leaves and sums
+are separate, so nothing is overwritten before the commit.
+
+    region: [ slots of process 0 | slots of process 1 | ... | sums ]
+"""
+
+from collections.abc import Mapping, Sequence
+
+from lockstep.backends.base import Backend, Node, Work
+from lockstep.core import plan, tree
+from lockstep.core.layout import Layout
+from lockstep.core.metrics import Sums, divisor
+from lockstep.exchange import slices
+from lockstep.exchange.barrier import Barrier
+from lockstep.exchange.region import PAGE, Region
+
+
+class SharedExchange:
+    """This process's end of the shared region."""
+
+    def __init__(self, backend: Backend, region: Region, barrier: Barrier, plan: plan.Plan, index: int) -> None:
+        self._backend = backend
+        self._region = region
+        self._barrier = barrier
+        self._plan = plan
+        self._index = index
+        self._layout: Layout | None = None
+        self._slots: list[list[Node]] = []
+        self._sums: Node = {}
+        self._programs: dict[int, list[tree.Program]] = {}
+
+    def slots(self, replica: int, count: int, layout: Layout) -> list[Node]:
+        """This process's own nodes in the region."""
+        if layout is not self._layout:
+            self._map(layout)
+        return self._slots[self._index][:count]
+
+    def reduce(self, nodes: Mapping[tree.Node, Node], work: Work) -> tuple[Node, Sums]:
+        """The root of the tree, of which this process adds its slice."""
+        layout = self._backend.layout(work.phase)
+        self._barrier.wait()
+        held = self._held(work.num_examples)
+        sums = slices.total_sums(self._backend, layout, held, work.num_shards)
+        ranges = layout.slices(len(self._slots))[self._index]
+        slices.add_slice(self._backend, held, ranges, self._sums, work.num_shards)
+        by = divisor(sums)
+        if by not in (0.0, 1.0):
+            slices.divide_slice(self._backend, layout, ranges, self._sums, by)
+        return self._sums, sums
+
+    def commit(self) -> None:
+        """The second barrier."""
+        self._barrier.wait()
+
+    def fail(self) -> None:
+        """Arrives at the next barrier as one that failed."""
+        self._barrier.fail()
+
+    def close(self) -> None:
+        """Lets go of the region."""
+        self._slots, self._sums, self._layout = [], {}, None
+        self._region.close()
+
+    def _map(self, layout: Layout) -> None:
+        """Makes room for every process's slots and the sums, in places that all processes agree on."""
+        counts = [program.slots for program in self._programs_of(self._plan.num_shards)]
+        step = -(-layout.nbytes // PAGE) * PAGE
+        memory = self._region.view(step * (sum(counts) + 1))
+        blocks = iter(range(0, step * (sum(counts) + 1), step))
+
+        def block() -> Node:
+            start = next(blocks)
+            return self._backend.node(layout, memory[start : start + layout.nbytes])
+
+        self._slots = [[block() for _ in range(count)] for count in counts]
+        self._sums = block()
+        self._layout = layout
+
+    def _held(self, num_examples: int) -> dict[tree.Node, Node]:
+        """Everybody's nodes, by what they cover."""
+        programs = self._programs_of(num_examples)
+        return {
+            node: self._slots[index][slot]
+            for index, program in enumerate(programs)
+            for node, slot in program.nodes.items()
+        }
+
+    def _programs_of(self, num_examples: int) -> Sequence[tree.Program]:
+        """What every process does with a batch of that many examples."""
+        num_shards = self._plan.num_shards
+        filled = sum(size > 0 for size in plan.sizes(num_examples, num_shards))
+        if filled not in self._programs:
+            self._programs[filled] = [
+                tree.program([shard for shard in self._plan.shards_of([index]) if shard < filled], num_shards)
+                for index in range(self._plan.num_replicas)
+            ]
+        return self._programs[filled]

@@ -1,0 +1,1 @@
+"""Processes on this host, and joining a world that another launcher started."""

@@ -1,0 +1,88 @@
+"""A link: whole messages between the controlling process and one worker.
+
+A message is its length in 8 bytes, then its bytes. Nothing is read ahead of the
+message asked for, so a `poll` on the descriptor tells the truth: readable means
+that a message, or the end, has come.
+"""
+
+import contextlib
+import socket
+import struct
+
+_HEAD = struct.Struct("<q")  # the length; a failure's length is negative
+
+# Up to here one copy is cheaper than a second system call.
+_SMALL = 1 << 16
+
+# The kernel moves at most 2 GB in one call.
+_LARGEST_READ = 1 << 30
+
+
+class LinkClosed(EOFError):
+    """The other side is gone, or this one was closed."""
+
+
+class FailureReported(Exception):
+    """The message is the report of a failure. `args[0]` holds its bytes."""
+
+
+class Link:
+    """One end of a stream of messages.
+
+    >>> left, right = (Link(end) for end in socket.socketpair())
+    >>> left.send(b"hello")
+    >>> right.receive()
+    b'hello'
+    >>> left.close()
+    >>> right.close()
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    def send(self, data: bytes) -> None:
+        """Sends one message; waits while the other side is busy and the socket is full."""
+        self._write(len(data), data)
+
+    def send_failure(self, data: bytes) -> None:
+        """Sends one message, at least a byte long, that the other side's `receive` raises as `FailureReported`."""
+        self._write(-len(data), data)
+
+    def receive(self) -> bytes:
+        """Gives the next message, waiting for it. Raises `LinkClosed` when none will come."""
+        (length,) = _HEAD.unpack(self._read(_HEAD.size))
+        if length < 0:
+            raise FailureReported(self._read(-length))
+        return self._read(length)
+
+    def fileno(self) -> int:
+        """Gives the descriptor, for `poll`; -1 once closed."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Ends the stream for both sides, also where a forked process still holds a copy of this end."""
+        with contextlib.suppress(OSError):  # the other side is gone, or this one closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _write(self, length: int, data: bytes) -> None:
+        head = _HEAD.pack(length)
+        parts = [head + data] if len(data) <= _SMALL else [head, data]
+        try:
+            for part in parts:
+                self._socket.sendall(part, socket.MSG_NOSIGNAL)
+        except ConnectionError:
+            raise LinkClosed from None
+
+    def _read(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size > 0:
+            try:
+                part = self._socket.recv(min(size, _LARGEST_READ), socket.MSG_WAITALL)
+            except ConnectionError:
+                part = b""
+            if not part:
+                raise LinkClosed
+            parts.append(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,140 @@
+"""One worker as its parent sees it: a process, a link, a name and an end."""
+
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from lockstep.errors import WorkerError
+from lockstep.launch.environment import worker_environment
+from lockstep.launch.link import FailureReported, Link, LinkClosed
+
+# The path comes before the first import of ours: the parent may have found Lockstep, and what Lockstep needs, in
+# places that a fresh interpreter does not look into. The working directory is inherited.
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from lockstep.launch.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+
+_LAST_LINES = 20
+
+
+class Process:
+    """A started worker. `release` closes its link and pidfd; the pump, which reads its pipes, closes those."""
+
+    def __init__(self, name: str, share: Sequence[int]) -> None:
+        self.name = name
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)  # of its stderr
+        self.silent = threading.Event()  # set once its stderr has been read to the end
+        self._share = tuple(share)
+        ours, theirs = socket.socketpair()
+        self.link = Link(ours)
+        try:
+            with theirs:
+                self.popen = subprocess.Popen(
+                    _command(theirs.fileno()),
+                    bufsize=0,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=(theirs.fileno(), *share),
+                    process_group=0,  # the terminal's Ctrl-C goes to the parent alone
+                    env=worker_environment(),
+                )
+        except BaseException:
+            self.link.close()
+            raise
+        try:
+            self.pidfd = os.pidfd_open(self.popen.pid)
+        except BaseException:
+            self.kill()
+            self.close_pipes()
+            self.link.close()
+            raise
+        self._word = _poll(self.link.fileno())
+        self._word_or_end = _poll(self.link.fileno(), self.pidfd)
+        self._end = _poll(self.pidfd)
+
+    def begin(self, payload: bytes) -> None:
+        """Sends what the worker shall run."""
+        self.link.send(pickle.dumps((sys.argv, self._share)))
+        self.link.send(payload)
+
+    def wait_for_message(self) -> None:
+        """Waits until the link has a message or its end; raises `LinkClosed` where the worker died without a word."""
+        self._word_or_end.poll()
+        if not self._word.poll(0):
+            raise LinkClosed
+
+    def last_failure(self) -> bytes | None:
+        """Gives the failure that the worker reported before it ended, passing over what nobody received."""
+        try:
+            while self._word.poll(0):
+                self.link.receive()
+        except FailureReported as reported:
+            data: bytes = reported.args[0]
+            return data
+        except LinkClosed:
+            pass
+        return None
+
+    def wait(self, seconds: float) -> bool:
+        """Tells whether the worker has ended, waiting for it at most this long."""
+        return bool(self._end.poll(1000 * seconds))
+
+    def end(self) -> WorkerError:
+        """Gives the error that says how the worker ended."""
+        if not self.wait(1.0):
+            how = "closed its link but still runs"
+        else:
+            self.silent.wait(0.5)  # its last words may still be on their way
+            how = _how(self.popen.wait())
+        said = "".join(f"\n  {line}" for line in self.last_lines)
+        return WorkerError(
+            f"A worker must live as long as its trainer. Worker {self.name} (pid {self.popen.pid}) {how}."
+            + (f" The last lines of its stderr:{said}" if said else " It wrote nothing to stderr.")
+        )
+
+    def kill(self) -> None:
+        """Ends the worker, where it has not ended by itself, and reaps it."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def release(self) -> None:
+        """Closes the link and the pidfd of an ended worker."""
+        self.link.close()
+        os.close(self.pidfd)
+
+    def close_pipes(self) -> None:
+        """Closes the pipes of its output."""
+        for stream in (self.popen.stdout, self.popen.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def _poll(*descriptors: int) -> "select.poll":  # quoted: there is none on Windows
+    result = select.poll()
+    for descriptor in descriptors:
+        result.register(descriptor, select.POLLIN)
+    return result
+
+
+def _command(descriptor: int) -> list[str]:
+    path = [entry for entry in sys.path if isinstance(entry, str)]
+    # The standard library's own way to start an interpreter with the same -W, -X, -O, -I ... as this one.
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, "-c", _BOOTSTRAP, str(descriptor), str(os.getpid()), *path]
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"left with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"

@@ -1,0 +1,51 @@
+"""SLURM's compact notation: host lists and tasks per node, spelled out.
+
+Only text comes in and only values go out; who reads the variables is
+`environment`. So every form SLURM writes is one row of a table in the tests.
+"""
+
+import re
+
+# SLURM numbers its real steps from 0; the batch script, an interactive shell and their like sit at the top of 32 bits.
+FIRST_RESERVED_STEP = 0xFFFFFFF0
+
+# Below the range from which the kernel takes ports for outgoing connections (32768 and up).
+FIRST_PORT, NUM_PORTS = 20000, 12000
+
+
+def first_host(nodes: str) -> str:
+    """Gives the first host of a node list.
+
+    >>> first_host("node[03-05,7],login1")
+    'node03'
+    """
+    # Commas inside brackets separate numbers, the others hosts: the first host ends at the first bare comma.
+    first = re.match(r"((?:[^,\[\]]|\[[^\[\]]+\])+)(?:,|$)", nodes.strip())
+    host = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[1] if first else "")
+    if not re.fullmatch(r"[\w.:-]+", host):
+        raise ValueError("a list of hosts such as 'node[03-05,7]'")
+    return host
+
+
+def tasks_per_node(counts: str) -> list[int]:
+    """Lists the tasks of each node.
+
+    >>> tasks_per_node("4(x2),1")
+    [4, 4, 1]
+    """
+    result: list[int] = []
+    for part in counts.split(","):
+        form = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if form is None:
+            raise ValueError("a list of counts such as '4(x2),1'")
+        result += [int(form[1])] * int(form[2] or 1)
+    return result
+
+
+def port(job: int, step: int) -> int:
+    """Gives the port on which the processes of a step meet: the same in each, another for the next job or step.
+
+    >>> port(4711, 0)
+    22041
+    """
+    return FIRST_PORT + (job * 31 + step) % NUM_PORTS

@@ -1,0 +1,52 @@
+"""The run: the few numbers that make an experiment what it is, and where it stands."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.core import plan
+from lockstep.errors import PlanError
+
+
+@dataclass
+class Run:
+    """Seed, shards and threads, which are part of the result, and the number of steps made.
+
+    Shards and threads that were not given are decided at the first batch.
+    """
+
+    seed: int = 0
+    shards: int | None = None
+    threads: int | None = None
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses numbers that mean nothing."""
+        for name in ("shards", "threads"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise PlanError(f"{name} is a whole number from 1 on. Got {name}={value!r}. Leave it out to choose.")
+        if not isinstance(self.seed, int):
+            raise PlanError(f"seed is a whole number. Got seed={self.seed!r}. Use seed=0.")
+
+    def opening(self, batch_size: int, devices: Sequence[str], raised: bool) -> str:
+        """The line with which training opens.
+
+        >>> Run(0, 8, 1).opening(256, ["cpu:0", "cpu:1"], False)
+        '2 devices (cpu:0, cpu:1), 8 shards of 32, batch 256, 1 thread per shard, seed 0'
+        """
+        assert self.shards is not None
+        assert self.threads is not None
+        sizes = sorted(set(plan.sizes(batch_size, self.shards)))
+        words = [
+            f"{len(devices)} device{'s' * (len(devices) > 1)} ({_names(devices)})",
+            f"{self.shards} shard{'s' * (self.shards > 1)} of {' or '.join(map(str, sizes))}"
+            + (" (more than the batch alone would have, so that every device has one)" if raised else ""),
+            f"batch {batch_size}",
+        ]
+        if devices[0].startswith("cpu"):
+            words.append(f"{self.threads} thread{'s' * (self.threads > 1)} per shard")
+        return ", ".join([*words, f"seed {self.seed}"])
+
+
+def _names(devices: Sequence[str]) -> str:
+    return ", ".join(devices) if len(devices) <= 4 else f"{devices[0]} … {devices[-1]}"

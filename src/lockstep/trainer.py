@@ -1,0 +1,294 @@
+"""The trainer: what `wrap` gives back. Thin; what it does is done in core and by the team."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from lockstep import verification
+from lockstep.backends.base import Backend, Recipe, Work
+from lockstep.callbacks import Callback, Chain, History, Progress
+from lockstep.callbacks.base import Params
+from lockstep.core import batches, digest, loop, plan, tree
+from lockstep.core.metrics import Column, Sums, results
+from lockstep.data import source
+from lockstep.errors import BatchError, DivergedError, ExactError
+from lockstep.run import Run
+from lockstep.world import Team
+
+DEFAULT_BATCH_SIZE = 32
+
+
+class Logs(Mapping[str, float]):
+    """What a step tells: the means of loss and metrics, and the gradient's norm, each worked out when it is read."""
+
+    def __init__(self, sums: Sums, columns: Sequence[Column], norm: Callable[[], float]) -> None:
+        self._sums = sums
+        self._columns = columns
+        self._norm = norm
+
+    def __getitem__(self, name: str) -> float:
+        """One value by name; the gradient's norm can be read until the next step."""
+        return self._norm() if name == "grad_norm" else results(self._sums, self._columns)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of loss and metrics; `grad_norm` is there when asked for."""
+        return iter(results(self._sums, self._columns))
+
+    def __len__(self) -> int:
+        """The number of means."""
+        return 1 + len(self._columns)
+
+    def __repr__(self) -> str:
+        """The means as a dict shows them."""
+        return repr(dict(self))
+
+
+class Trainer:
+    """A model that trains on every device, with the same bits on any number of them.
+
+    Made by `lockstep.wrap`. Also a context manager: leaving it ends the workers,
+    as does the end of the script.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        backend: Backend,
+        start: Callable[[Sequence[str]], Team],
+        devices: Sequence[str],
+        run: Run,
+    ) -> None:
+        self.stop_training = False
+        self.history = History(tuple(devices))
+        self.opening = ""
+        self._recipe = recipe
+        self._backend = backend
+        self._start = start
+        self._devices = tuple(devices)
+        self._run = run
+        self._open_team: Team | None = start(self._devices)
+        self._batch_size: int | None = None
+
+    # -- training
+
+    def fit(
+        self,
+        data: Any,
+        *extra: Any,
+        epochs: int = 1,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        shuffle: bool = True,
+        steps_per_epoch: int | None = None,
+        validation_data: Any = None,
+        callbacks: Sequence[Callback] = (),
+        verbose: int = 1,
+    ) -> History:
+        """Trains for `epochs` passes over the data and gives the history of loss and metrics.
+
+        `data` is `(inputs, targets)`, a nest of arrays, a data set, a loader or an
+        iterable of batches. `batch_size` is the whole batch across all devices.
+        """
+        if extra:
+            raise BatchError(f"fit takes one data argument. Got {1 + len(extra)}. Use fit((x, y), ...).")
+        train = self._source(data, batch_size, shuffle)
+        first = self._team.first
+        params = Params(
+            epochs=epochs,
+            steps=steps_per_epoch or train.num_steps,
+            batch_size=batch_size,
+            examples=train.num_examples,
+        )
+        self._batch_size = batch_size
+        self.stop_training = False
+        self.history = History(self._team.devices)
+        shown = [Progress()] if verbose and first else []
+        chain = Chain([*(callbacks if first else ()), *shown], self, params)
+        inner = _Fit(self, validation_data)
+        try:
+            loop.fit(inner, train, epochs, steps_per_epoch, chain, self.history.record, time.perf_counter)
+        finally:
+            chain.close()
+        return self.history
+
+    def step(self, batch: Any) -> Logs:
+        """Trains on one batch: one batch in, one update out."""
+        sums = self._train(batches.top(batch))
+        step, member = self._run.step, self._team.member
+
+        def norm() -> float:
+            if self._run.step != step:
+                raise KeyError("grad_norm can be read until the next step")
+            return self._backend.norm(member.total)
+
+        return Logs(sums, self._backend.columns, norm)
+
+    def _train(self, batch: Any) -> Sums:
+        run = self._run
+        if run.shards is None or run.threads is None:
+            self._decide(batches.count(batch))
+        works, parts = self._works(batch, run.step)
+        sums = self._team.step(works, parts)
+        run.step += 1
+        return sums
+
+    # -- forward only
+
+    def evaluate(self, data: Any, *extra: Any, batch_size: int | None = None) -> dict[str, float]:
+        """Loss and metrics over the data, with every example counted once."""
+        if extra:
+            raise BatchError(f"evaluate takes one data argument. Got {1 + len(extra)}. Use evaluate((x, y)).")
+        totals = loop.Totals(lambda: list(self._backend.columns))
+        for index, batch in enumerate(self._source(data, batch_size, shuffle=False).epoch(0)):
+            shards = self._gather("evaluate", batch, index)
+            sums = tree.fold([shards.get(shard) for shard in range(max(shards) + 1)], np.add)
+            assert sums is not None
+            totals.add(sums)
+        return dict(totals)
+
+    def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
+        """The model's outputs as numpy, in order, one row per example; of a loader's batches the inputs are taken."""
+        arrays = isinstance(inputs, dict | tuple) or batches.is_array(inputs)
+        rows = [
+            self._rows(batch if arrays else _inputs(batch), index)
+            for index, batch in enumerate(self._source(inputs, batch_size, shuffle=False).epoch(0))
+        ]
+        return batches.join(rows, np.concatenate)
+
+    def __call__(self, inputs: Any) -> Any:
+        """The outputs for one batch of inputs, split over the replicas, in order, as the framework's own arrays."""
+        return self._backend.native(self._rows(inputs, 0))
+
+    def _rows(self, inputs: Any, index: int) -> Any:
+        shards = self._gather("forward", inputs, index)
+        sizes = plan.sizes(batches.count(inputs), self._num_shards(batches.count(inputs)))
+        for shard, outputs in shards.items():
+            for value in batches.leaves(outputs):
+                if batches.is_array(value) and len(value) != sizes[shard]:
+                    raise BatchError(
+                        "A model gives one output per example, on axis 0. "
+                        f"Got {batches.describe(outputs)} for {sizes[shard]} examples."
+                    )
+        return batches.join([shards[shard] for shard in sorted(shards)], np.concatenate)
+
+    def _gather(self, method: str, batch: Any, index: int) -> dict[int, Any]:
+        works, _ = self._works(batch, index)
+        return {shard: value for part in self._team.gather(method, works) for shard, value in part.items()}
+
+    # -- state
+
+    @property
+    def model(self) -> Any:
+        """Your own model, up to date."""
+        return self._recipe.model
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices, in order."""
+        return self._team.devices
+
+    def digest(self) -> str:
+        """The sha256 of the whole state: equal digests, equal bits. Also checks that all replicas agree."""
+        whole = digest.of_state(self.digests(), self._run.step)
+        return whole if self._recipe.options.exact else f"inexact:{whole}"
+
+    def digests(self) -> dict[str, str]:
+        """The sha256 of every array of the state, by name."""
+        works, _ = self._works(np.zeros(1), 0)
+        everyone: dict[int, dict[str, str]] = {
+            replica: value for part in self._team.gather("digests", works) for replica, value in part.items()
+        }
+        first = everyone[0]
+        for replica, digests in everyone.items():
+            for name, value in digests.items():
+                if value != first.get(name):
+                    raise DivergedError(
+                        f"Every replica holds the same bits. {name!r} on {self.devices[replica]} differs from "
+                        f"{self.devices[0]} after step {self._run.step}. Report this, with the model."
+                    )
+        return first
+
+    def verify(self, data: Any, *, steps: int = 5, devices: Sequence[int] = (1, 2, 4)) -> verification.Verification:
+        """Makes the same steps at each number of devices and compares the bits; the state is as before afterwards."""
+        if not self._recipe.options.exact:
+            raise ExactError("verify checks the promise of equal bits. This trainer has exact=False. Use exact=True.")
+        return verification.verify(self, data, steps, devices)
+
+    def close(self) -> None:
+        """Ends the workers. Idempotent; also done at the end of the script. A later use starts them again."""
+        if self._open_team is not None:
+            self._open_team.close()
+            self._open_team = None
+
+    def __enter__(self) -> "Trainer":
+        """The trainer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the workers."""
+        self.close()
+
+    # -- inside
+
+    @property
+    def _team(self) -> Team:
+        if self._open_team is None or self._open_team.closed:
+            self._open_team = self._start(self._devices)
+        return self._open_team
+
+    def _source(self, data: Any, batch_size: int | None, shuffle: bool) -> source.Source:
+        size = batch_size or self._batch_size or DEFAULT_BATCH_SIZE
+        own: source.Source | None = self._backend.source(data, size, shuffle, self._run.seed)
+        return own if own is not None else source.of(data, size, shuffle, self._run.seed)
+
+    def _num_shards(self, num_examples: int) -> int:
+        return self._run.shards or plan.default_shards(num_examples, len(self._team.devices))
+
+    def _decide(self, num_examples: int) -> None:
+        """Fixes the number of shards and threads at the first batch, for good."""
+        run, devices = self._run, self._team.devices
+        shards = self._num_shards(num_examples)
+        raised = run.shards is None and shards > plan.default_shards(num_examples, 1)
+        run.shards = shards
+        run.threads = run.threads or plan.default_threads(self._backend.num_threads(), shards)
+        self.opening = run.opening(num_examples, devices, raised)
+
+    def _works(self, batch: Any, step: int) -> tuple[list[Work], plan.Plan]:
+        """Every process's part of the batch."""
+        run, team = self._run, self._team
+        num_examples = batches.count(batch)
+        parts = plan.Plan.even(self._num_shards(num_examples), len(team.devices))
+        threads = run.threads or plan.default_threads(self._backend.num_threads(), parts.num_shards)
+        return [
+            Work(pieces, num_examples, parts.num_shards, threads, run.seed, step)
+            for pieces in batches.deal(batch, parts, team.replicas())
+        ], parts
+
+
+class _Fit:
+    """The trainer as the loop sees it."""
+
+    def __init__(self, trainer: Trainer, validation_data: Any) -> None:
+        self._trainer = trainer
+        self._validation_data = validation_data
+
+    @property
+    def stop_training(self) -> bool:
+        return self._trainer.stop_training
+
+    def train(self, batch: Any) -> Sums:
+        return self._trainer._train(batch)
+
+    def columns(self) -> list[Column]:
+        return list(self._trainer._backend.columns)
+
+    def validate(self) -> Mapping[str, float]:
+        return {} if self._validation_data is None else self._trainer.evaluate(self._validation_data)
+
+
+def _inputs(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, tuple) and len(batch) in (2, 3) else batch

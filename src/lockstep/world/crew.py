@@ -1,0 +1,161 @@
+"""The crew: this process and the workers it started on this host.
+
+The script's own process is the first member and the only one that decides. Each
+command goes to every worker and gets one answer. The answer to a step is only
+read before the next command, so that workers and script finish their updates side
+by side. What the script changed between two commands travels with the second.
+
+A crew that lost a worker, or was interrupted, closes; the script's own model is
+whole, and the next use starts a new crew from it.
+"""
+
+import functools
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from lockstep.backends.base import Backend, Work
+from lockstep.core.batches import transform
+from lockstep.core.metrics import Sums
+from lockstep.core.plan import Plan
+from lockstep.core.step import Member
+from lockstep.errors import PeerFailed, WorkerError
+from lockstep.exchange import parcel
+from lockstep.exchange.barrier import Barrier
+from lockstep.exchange.memory import MemoryExchange
+from lockstep.exchange.region import Region
+from lockstep.exchange.shared import SharedExchange
+from lockstep.launch.interrupt import deferred
+from lockstep.launch.workers import Workers, require_linux
+from lockstep.world.serve import Berth, Command, serve
+
+
+class Crew:
+    """One worker for every group of devices but the first."""
+
+    first = True
+
+    def __init__(self, backend: Backend, home: str, groups: Sequence[Sequence[str]]) -> None:
+        require_linux()
+        dump = backend.dump()
+        backend.touched()
+        self.devices = tuple(device for group in groups for device in group)
+        self._groups = groups
+        self._backend = backend
+        self._leaves, self._parcels, control = (Region.create(name) for name in ("leaves", "parcels", "control"))
+        self._regions = (self._leaves, self._parcels, control)
+        self._bells = tuple(os.eventfd(0) for _ in groups)
+        self.closed = False
+        self.member = Member(backend, MemoryExchange(backend), deferred)
+        descriptors = tuple(region.descriptor for region in self._regions)
+        try:
+            self._workers = Workers([group[0] for group in groups[1:]], share=[*descriptors, *self._bells])
+            self._barrier = Barrier(0, control, self._bells, self._workers.pidfds)
+            berths = [
+                Berth(home, dump, tuple(group), index, self._bells, descriptors) for index, group in enumerate(groups)
+            ]
+            self._workers.start([cloudpickle.dumps(functools.partial(serve, berth)) for berth in berths[1:]])
+        except BaseException:
+            self.close()
+            raise
+        self._plan: Plan | None = None
+        self._controls = b""
+        self._waiting = [True] * (len(groups) - 1)  # each says once that it is ready
+
+    def replicas(self) -> list[list[int]]:
+        """Replicas are numbered through the processes."""
+        numbers = iter(range(len(self.devices)))
+        return [[next(numbers) for _ in group] for group in self._groups]
+
+    def step(self, works: list[Work], plan: Plan) -> Sums:
+        """One step by everyone; the workers' answers are read before the next command."""
+        with self._whole_or_closed():
+            self._tell("step", works, plan if plan != self._plan else None)
+            if plan != self._plan:
+                self.member = Member(
+                    self._backend, SharedExchange(self._backend, self._leaves, self._barrier, plan, 0), deferred
+                )
+                self._plan = plan
+        try:
+            with self._whole_or_closed():
+                return self.member.step(works[0])
+        except PeerFailed:
+            with self._whole_or_closed():
+                self._answers()
+                raise WorkerError("A worker failed in this step and did not say why.") from None
+
+    def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
+        """Everyone's results."""
+        with self._whole_or_closed():
+            self._tell(method, works, None)
+            own = getattr(self.member, method)(works[0])
+            return [own, *self._answers()]
+
+    def close(self) -> None:
+        """Ends the workers and lets go of the shared memory."""
+        if self.closed:
+            return
+        self.closed = True
+        if hasattr(self, "_workers"):
+            self._workers.close()
+        self.member.exchange.close()
+        for region in self._regions:
+            region.close()
+        for bell in self._bells:
+            os.close(bell)
+
+    @contextmanager
+    def _whole_or_closed(self) -> Iterator[None]:
+        """Closes the crew where a worker is lost or an interrupt left a message unread."""
+        try:
+            yield
+        except WorkerError:
+            self.close()
+            raise
+        except Exception:
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _tell(self, method: str, works: list[Work], plan: Plan | None) -> None:
+        """Sends a command to every worker, with what the script changed since the last."""
+        try:
+            self._answers()
+        except Exception:  # raised after a commit: that worker's state is not the script's any more
+            self.close()
+            raise
+        controls = pickle.dumps(self._backend.controls())
+        turned = controls if controls != self._controls else None
+        state = self._backend.state() if self._backend.touched() else None
+        commands = [Command(method, self._travelling(work), plan, turned, state) for work in works[1:]]
+        for index, message in enumerate(parcel.pack(commands, self._parcels)):
+            self._waiting[index] = True
+            self._workers.send(index, message)
+        self._controls = controls
+
+    def _travelling(self, work: Work) -> Work:
+        """The same work with arrays that any process can read."""
+        return replace(work, pieces=transform(work.pieces, self._backend.host))
+
+    def _answers(self) -> list[Any]:
+        """The workers' answers to the last command; raises what one of them raised."""
+        answers = []
+        failures: list[Exception] = []
+        for index, waiting in enumerate(self._waiting):
+            if waiting:
+                self._waiting[index] = False
+                try:
+                    answers.append(pickle.loads(self._workers.receive(index)))
+                except PeerFailed:  # not the cause, only one who heard of it
+                    pass
+                except Exception as error:
+                    failures.append(error)
+        if failures:
+            raise next((error for error in failures if isinstance(error, WorkerError)), failures[0])
+        return answers

@@ -1,0 +1,32 @@
+"""What a team is."""
+
+from typing import Any, Protocol
+
+from lockstep.backends.base import Work
+from lockstep.core.metrics import Sums
+from lockstep.core.plan import Plan
+from lockstep.core.step import Member
+
+
+class Team(Protocol):
+    """This process and the others, as one."""
+
+    devices: tuple[str, ...]  # of all processes, in order
+    first: bool  # whether this process prints and writes for all
+    closed: bool
+
+    def step(self, works: list[Work], plan: Plan) -> Sums:
+        """One step by everyone; gives the sums of the whole batch."""
+
+    def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
+        """Runs `Member.<method>` on everyone and gives all their results by shard."""
+
+    def replicas(self) -> list[list[int]]:
+        """The replicas that each process holds."""
+
+    @property
+    def member(self) -> Member:
+        """This process's own part."""
+
+    def close(self) -> None:
+        """Ends what was started; idempotent."""

@@ -1,0 +1,59 @@
+"""The one line: choose a backend, start the world, return a Trainer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lockstep import devices as names
+from lockstep.backends import choose
+from lockstep.backends.base import Recipe
+from lockstep.core.options import Options
+from lockstep.core.plan import Plan
+from lockstep.run import Run
+from lockstep.trainer import Trainer
+from lockstep.world import Alone, Crew, Team
+
+
+def wrap(
+    model: Any,
+    optimizer: Any = None,
+    loss: Any = None,
+    *,
+    metrics: Sequence[Any] | Mapping[str, Any] = (),
+    devices: Any = None,
+    shards: int | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    precision: str | None = None,
+    clip_norm: float | None = None,
+    exact: bool = True,
+) -> Trainer:
+    """A trainer for the model on every device: the same bits on any number of them.
+
+    `devices` is None (every accelerator; one CPU replica where there is none), a
+    count or a list of names. `shards` is the fixed number of parts of a batch;
+    with `seed`, and `threads` per shard on a CPU, it is part of the experiment,
+    while the number of devices is only a matter of speed.
+
+    >>> import numpy as np
+    >>> from lockstep.backends.numpy import SGD, Dense
+    >>> x, y = np.eye(8), np.arange(8) % 2
+    >>> trainer = wrap(Dense([8, 2], seed=1), SGD(0.5), "cross_entropy", metrics=["accuracy"], shards=4)
+    >>> history = trainer.fit((x, y), epochs=20, batch_size=8, verbose=0)
+    >>> trainer.evaluate((x, y))["accuracy"]
+    1.0
+    """
+    recipe = Recipe(model, optimizer, loss, metrics, Options(precision, clip_norm, exact))
+    run = Run(seed, shards, threads)
+    home = choose.name_of(model)
+    module = choose.module(home)
+    resolved = names.resolve(devices, module.available())
+    if shards is not None:
+        Plan.even(shards, len(resolved))  # refuses devices without a shard before anything is started
+    groups = module.processes(resolved)
+    backend = module.open(recipe, groups[0])
+
+    def start(wanted: Sequence[str]) -> Team:
+        groups = module.processes(wanted)
+        return Alone(backend) if len(groups) == 1 else Crew(backend, home, groups)
+
+    return Trainer(recipe, backend, start, resolved, run)

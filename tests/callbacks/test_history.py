@@ -1,0 +1,179 @@
+"""A run's numbers: kept in line, told in one line, written and drawn."""
+
+import builtins
+import csv
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.callbacks import History
+from lockstep.callbacks.curves import draw, panels
+from lockstep.errors import MissingExtra
+
+
+def trained(num_epochs: int, devices: tuple[str, ...] = ("cpu:0",), /, **values: float) -> History:
+    """A history in which every epoch had the same values and took 9.2 seconds."""
+    history = History(devices=devices)
+    for epoch in range(num_epochs):
+        history.record(epoch, values, seconds=9.2)
+    return history
+
+
+def test_record_keeps_keras_names_and_plain_floats() -> None:
+    history = History(devices=("cpu:0",))
+    history.record(0, {"loss": np.float64(0.5), "val_loss": np.float64(0.75)}, seconds=1.0)
+    assert history.history == {"loss": [0.5], "val_loss": [0.75]}
+    assert {type(value) for column in history.history.values() for value in column} == {float}
+    assert (history.epoch, history.seconds) == ([0], [1.0])
+
+
+def test_columns_line_up_when_a_name_comes_late_or_stays_away() -> None:
+    history = History()
+    history.record(0, {"loss": 0.5}, seconds=1.0)
+    history.record(1, {"loss": 0.4, "val_loss": 0.6}, seconds=1.0)
+    history.record(2, {"loss": 0.3}, seconds=1.0)
+    assert history.history["loss"] == [0.5, 0.4, 0.3]
+    assert [math.isnan(value) for value in history.history["val_loss"]] == [True, False, True]
+    assert history.closing() == "test loss: 0.6000, 1.0 sec/epoch"  # the newest that was measured
+
+
+@pytest.mark.parametrize(
+    ("devices", "where"),
+    [
+        ((), ""),
+        (("cpu:0",), " on 1 device: cpu:0"),
+        (("cpu:0", "cpu:1"), " on 2 devices: cpu:0, cpu:1"),
+        (("cuda:0", "cuda:0"), " on 2 devices: cuda:0, cuda:0"),  # two replicas on one chip
+        (("cpu:0", "cpu:1", "cpu:2"), " on 3 devices: cpu:0 … cpu:2"),
+        (("cpu:0", "cpu:1", "cpu:2", "cpu:3"), " on 4 devices: cpu:0 … cpu:3"),
+    ],
+)
+def test_closing_names_the_devices(devices: tuple[str, ...], where: str) -> None:
+    assert trained(2, devices, val_accuracy=0.93).closing() == f"test acc: 0.93, 9.2 sec/epoch{where}"
+    assert History(devices=devices).closing() == f"no epoch finished{where}"
+
+
+@pytest.mark.parametrize(
+    ("values", "result"),
+    [
+        ({"loss": 0.3, "accuracy": 0.9, "val_loss": 0.4, "val_accuracy": 0.926}, "test acc: 0.93"),
+        ({"loss": 0.3, "accuracy": 0.9}, "train acc: 0.90"),
+        ({"loss": 0.3, "mae": 2.0}, "loss: 0.3000"),
+        ({"loss": 0.3, "val_loss": 0.41237}, "test loss: 0.4124"),
+        ({}, "2 epochs"),
+    ],
+)
+def test_closing_picks_the_number_that_says_most(values: dict[str, float], result: str) -> None:
+    assert trained(2, **values).closing() == f"{result}, 9.2 sec/epoch on 1 device: cpu:0"
+
+
+def test_closing_gives_the_mean_time() -> None:
+    history = History()
+    for epoch, seconds in enumerate((0.02, 0.03, 0.04)):
+        history.record(epoch, {"loss": 1.0}, seconds)
+    assert history.closing() == "loss: 1.000, 0.03 sec/epoch"
+
+
+def test_repr_is_short() -> None:
+    assert repr(History()) == "History(0 epochs)"
+    assert repr(trained(1, loss=0.5)) == "History(1 epoch: loss 0.5000)"
+    assert repr(trained(2, loss=0.5, accuracy=0.9)) == "History(2 epochs: loss 0.5000, accuracy 0.9000)"
+
+
+def test_csv_keeps_every_digit(tmp_path: Path) -> None:
+    history = History()
+    history.record(0, {"loss": 0.1 + 0.2}, seconds=1.25)
+    history.record(1, {"loss": 1 / 3, "val_loss": 2 / 3}, seconds=1.5)
+    path = history.to_csv(tmp_path / "new folder" / "run.csv")
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["epoch"]) for row in rows] == history.epoch
+    for name, column in history.history.items():
+        np.testing.assert_array_equal([float(row[name]) for row in rows], column)
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    """Width and height from a PNG's header."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+@pytest.mark.parametrize("num_epochs", [0, 1, 2, 10, 200])
+def test_plot_writes_a_picture_with_a_panel_for_loss_and_one_for_accuracy(tmp_path: Path, num_epochs: int) -> None:
+    history = trained(num_epochs, loss=0.5, accuracy=0.9, val_loss=0.6, val_accuracy=0.8)
+    width, height = png_size(history.plot(tmp_path / "curves.png"))
+    assert width == (1248 if num_epochs else 624)
+    assert height == 468
+
+
+def test_plot_of_loss_alone_is_one_panel(tmp_path: Path) -> None:
+    assert png_size(trained(3, loss=0.5).plot(tmp_path / "curves.png")) == (624, 468)
+
+
+def test_plot_adds_the_ending_and_the_folder(tmp_path: Path) -> None:
+    path = trained(1, loss=0.5).plot(tmp_path / "pictures" / "curves")
+    assert path == tmp_path / "pictures" / "curves.png"
+    png_size(path)
+    assert trained(1, loss=0.5).plot(str(tmp_path / "curves.svg")).read_text().startswith("<?xml")
+
+
+def test_plot_survives_values_that_are_not_finite(tmp_path: Path) -> None:
+    history = History()
+    for epoch, loss in enumerate((0.5, math.inf, math.nan)):
+        history.record(epoch, {"loss": loss, "accuracy": math.nan}, seconds=1.0)
+    png_size(history.plot(tmp_path / "curves.png"))
+
+
+def test_a_panel_has_whole_epochs_a_legend_and_both_lines() -> None:
+    epochs = list(range(10))
+    curves = {"loss": [1 / (epoch + 1) for epoch in epochs], "val_loss": [2 / (epoch + 1) for epoch in epochs]}
+    (axes,) = draw(epochs, curves).axes
+    assert [np.asarray(line.get_xdata()).tolist() for line in axes.lines] == [list(range(1, 11))] * 2
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["train", "validation"]
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    assert axes.get_xlabel() == "epoch"
+
+
+def test_one_epoch_is_one_tick() -> None:
+    (axes,) = draw([4], {"loss": [0.5]}).axes
+    assert list(axes.get_xticks()) == [5]
+
+
+@pytest.mark.parametrize(
+    ("curves", "expected"),
+    [
+        ({}, {}),
+        ({"loss": [1.0]}, {"loss": ["loss"]}),
+        ({"loss": [0.1], "accuracy": [0.9]}, {"loss": ["loss"], "accuracy": ["accuracy"]}),
+        ({"accuracy": [0.9], "val_top5": [0.9]}, {"metrics": ["accuracy", "top5"]}),
+        ({"accuracy": [0.9], "mae": [12.0]}, {"accuracy": ["accuracy"], "mae": ["mae"]}),
+        # Flat at the bottom of a scale up to 1: a panel of its own.
+        ({"accuracy": [0.9], "learning_rate": [0.001]}, {"accuracy": ["accuracy"], "learning_rate": ["learning_rate"]}),
+        # Only validation left the scale.
+        ({"mse": [0.5], "val_mse": [3.0], "top5": [0.5]}, {"mse": ["mse"], "top5": ["top5"]}),
+    ],
+)
+def test_values_read_together_share_a_panel(curves: dict[str, list[float]], expected: dict[str, list[str]]) -> None:
+    assert panels(curves) == expected
+
+
+def test_without_matplotlib_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(MissingExtra, match=r'pip install "lockstep-train\[plot\]"'):
+        trained(1, loss=0.5).plot(tmp_path / "curves.png")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,75 @@
+"""A test leaves nothing behind: no process, thread, shared memory or environment variable.
+
+What a fixture of wider scope holds was there before the test and is not counted. Reading /proc costs
+some tens of microseconds a test; only a suspect waits, up to the grace period, for an end under way.
+"""
+
+import gc
+import multiprocessing.resource_tracker
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+GRACE_SECONDS = 1.0
+# Set by the test runner, and by torch when it first touches CUDA; both for the life of the process.
+LASTING = {"PYTEST_CURRENT_TEST", "CUDA_MODULE_LOADING"}
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind():
+    before = held()
+    processes = pids()
+    yield
+    deadline = time.monotonic() + GRACE_SECONDS
+    while left := sorted((held() - before) | {f"process {child}" for child in children(pids() - processes)}):
+        if time.monotonic() > deadline:
+            pytest.fail("A test leaves nothing behind. This one left:\n  " + "\n  ".join(left))
+        gc.collect()
+        time.sleep(0.01)
+
+
+def held():
+    """What this process holds, by name."""
+    return {*threads(), *memory(), *(f"variable {name}={value}" for name, value in variables().items())}
+
+
+def threads():
+    return {f"thread {thread.name} ({thread.ident})" for thread in threading.enumerate() if not thread.daemon}
+
+
+def variables():
+    return {name: value for name, value in os.environ.items() if name not in LASTING}
+
+
+def memory():
+    """Named shared memory of this machine, and Lockstep's unnamed in this process."""
+    for name in os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else ():
+        yield f"shared memory /dev/shm/{name}"
+    for descriptor in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except FileNotFoundError:  # the descriptor of the listing itself
+            continue
+        if "memfd:lockstep" in target:
+            yield f"shared memory {target} (descriptor {descriptor})"
+
+
+def pids():
+    """Every process of this machine; none where there is no /proc."""
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()} if os.path.isdir("/proc") else set()
+
+
+def children(candidates):
+    """Those of the candidates that are this process's children, dead but not reaped ones too."""
+    tracker = multiprocessing.resource_tracker._resource_tracker._pid  # the standard library keeps it to the end
+    for pid in candidates - {tracker}:
+        try:
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        state, parent, *_ = rest.split()
+        if int(parent) == os.getpid():
+            yield f"{name}) {state}"

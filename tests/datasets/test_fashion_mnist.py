@@ -1,0 +1,132 @@
+import gzip
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+
+from lockstep.datasets import fashion, fashion_mnist, idx
+from lockstep.errors import DatasetError
+
+
+def pack(array):
+    """The idx file of an array of bytes, gzipped."""
+    return gzip.compress(bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes())
+
+
+ARRAYS = {
+    "train-images-idx3-ubyte": np.arange(3 * 4 * 4, dtype=np.uint8).reshape(3, 4, 4),
+    "train-labels-idx1-ubyte": np.array([7, 0, 9], np.uint8),
+    "t10k-images-idx3-ubyte": np.full((2, 4, 4), 255, np.uint8),
+    "t10k-labels-idx1-ubyte": np.array([1, 2], np.uint8),
+}
+FILES = {f"{name}.gz": pack(array) for name, array in ARRAYS.items()}
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """The three places where a tiny data set may lie: Debian's folder, the cache, a mirror. All are empty."""
+    debian, home, mirror = (tmp_path / name for name in ("debian", "home", "mirror"))
+    cache = home / "lockstep" / "fashion-mnist"
+    for folder in (debian, cache, mirror):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(fashion, "DEBIAN", debian)
+    monkeypatch.setattr(fashion, "cache_home", lambda: home)
+    monkeypatch.setattr(fashion, "MIRRORS", (mirror.as_uri(),))
+    sha256 = {name: hashlib.sha256(gzip.decompress(FILES[f"{name}.gz"])).hexdigest() for name in ARRAYS}
+    monkeypatch.setattr(fashion, "SHA256", sha256)
+    return debian, cache, mirror
+
+
+def put(folder, **changed):
+    """Writes the four files; `changed` replaces the content of those it names."""
+    for name, packed in FILES.items():
+        (folder / name).write_bytes(changed.get(name.split("-idx")[0].replace("-", "_"), packed))
+
+
+def check_arrays():
+    (x, y), (xt, yt) = fashion_mnist()
+    for got, name in zip((x, y, xt, yt), ARRAYS, strict=True):
+        assert np.array_equal(got, ARRAYS[name])
+    assert x.dtype == xt.dtype == np.uint8
+    assert y.dtype == yt.dtype == np.int64
+
+
+@pytest.mark.parametrize("index", [0, 1, 2], ids=["debian", "cache", "mirror"])
+def test_is_read_from_the_place_that_has_it(places, index):
+    put(places[index])
+    check_arrays()
+
+
+def test_a_download_is_kept_whole_and_alone(places):
+    _, cache, mirror = places
+    put(mirror)
+    fashion_mnist()
+    assert {path.name: path.read_bytes() for path in cache.iterdir()} == FILES
+
+
+def test_the_next_mirror_is_asked_when_one_fails(places, tmp_path, monkeypatch):
+    *_, mirror = places
+    put(mirror)
+    monkeypatch.setattr(fashion, "MIRRORS", ((tmp_path / "gone").as_uri(), mirror.as_uri()))
+    check_arrays()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b"not gzip",
+        FILES["train-images-idx3-ubyte.gz"][:-9],  # the end is missing
+        FILES["train-images-idx3-ubyte.gz"][:10] + b"\xff" * 20,  # the header is whole, the rest is noise
+        pack(ARRAYS["train-images-idx3-ubyte"] + 1),  # well formed, other pixels
+    ],
+)
+def test_a_broken_copy_in_the_cache_is_replaced(places, bad):
+    _, cache, mirror = places
+    put(cache, train_images=bad)
+    put(mirror)
+    check_arrays()
+    assert (cache / "train-images-idx3-ubyte.gz").read_bytes() == FILES["train-images-idx3-ubyte.gz"]
+
+
+def test_a_download_with_another_checksum_is_not_kept(places):
+    _, cache, mirror = places
+    put(mirror, train_images=pack(ARRAYS["train-images-idx3-ubyte"] + 1))
+    with pytest.raises(DatasetError, match=r"The content's sha256 must be [0-9a-f]{64}\. Got [0-9a-f]{64}\."):
+        fashion_mnist()
+    assert list(cache.iterdir()) == []
+
+
+def test_nothing_found_says_what_was_tried_and_what_to_do(places):
+    debian, cache, mirror = places
+    with pytest.raises(DatasetError) as caught:
+        fashion_mnist()
+    rule, *tried, advice = str(caught.value).splitlines()
+    assert rule == (
+        "Fashion-MNIST is read from Debian's package, the cache or a mirror. None gave 'train-images-idx3-ubyte':"
+    )
+    for line, place in zip(tried, (debian, cache, mirror.as_uri()), strict=True):
+        assert line.startswith(f"  {place}/train-images-idx3-ubyte.gz: ")
+        assert "No such file or directory" in line
+    assert advice == (
+        "Install it with `apt-get install dataset-fashion-mnist`, or put the four .gz files of "
+        f"https://github.com/zalandoresearch/fashion-mnist into {cache}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "An idx file of 1 axes begins with 00000801. Got ''."),
+        (bytes([0, 0, 8, 3]), "An idx file of 1 axes begins with 00000801. Got '00000803'."),
+        (bytes([0, 0, 13, 1]), "An idx file of 1 axes begins with 00000801. Got '00000d01'."),  # 32-bit floats
+        (bytes([0, 0, 8, 1, 0, 0]), "An idx header of 1 axes is 8 bytes long. Got 6 bytes in all."),
+        (bytes([0, 0, 8, 1, 0, 0, 0, 3, 1, 2]), "An idx file of shape (3,) holds 3 bytes after its header. Got 2."),
+        (bytes([0, 0, 8, 1, 0, 0, 0, 1, 1, 2]), "An idx file of shape (1,) holds 1 bytes after its header. Got 2."),
+    ],
+)
+def test_an_idx_file_is_exactly_what_its_header_says(content, message):
+    with pytest.raises(DatasetError) as caught:
+        idx.parse(content, num_axes=1)
+    assert str(caught.value) == message

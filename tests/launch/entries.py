@@ -1,0 +1,113 @@
+"""What the workers of these tests run. Apart from the tests, so that a worker need not import them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import NoReturn
+
+from lockstep.launch.link import Link
+
+
+class ScriptError(Exception):
+    """An exception of the user's own that a pickle brings back whole."""
+
+
+class Fussy(Exception):
+    """An exception that no pickle brings back: its arguments are not its constructor's."""
+
+    def __init__(self, shard: int, value: float) -> None:
+        super().__init__(f"shard {shard} gave {value}")
+
+
+def echo(link: Link) -> None:
+    while True:
+        link.send(link.receive())
+
+
+def speak(link: Link) -> None:
+    print("one\ntwo")
+    print("à côté", file=sys.stderr)
+    os.write(1, b"raw \xff\n")
+    sys.stdout.write("no end")
+    sys.stdout.flush()
+    link.send(b"spoken")
+
+
+def sleep(link: Link) -> None:
+    link.send(b"asleep")
+    time.sleep(600)
+
+
+def raise_own(link: Link) -> NoReturn:
+    raise ScriptError("shard 3 is bad")
+
+
+def raise_fussy(link: Link) -> NoReturn:
+    raise Fussy(3, 0.5)
+
+
+def send_then_raise(link: Link) -> NoReturn:
+    link.send(b"x" * 1000)
+    raise ScriptError("after a message")
+
+
+def raise_at_length(link: Link) -> NoReturn:
+    raise ScriptError("x" * 50_000_000)
+
+
+def leave_with_3(link: Link) -> NoReturn:
+    print("about to leave", file=sys.stderr)
+    sys.exit(3)
+
+
+def leave_in_words(link: Link) -> NoReturn:
+    sys.exit("no space left")
+
+
+def crash(link: Link) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leave_a_child_with_our_output(link: Link) -> NoReturn:
+    """Dies at once, while its own child lives on with its stdout and stderr."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"])
+    link.send(str(child.pid).encode())
+    link.receive()
+    os._exit(5)
+
+
+def fork_and_die(link: Link) -> NoReturn:
+    """Dies at once, while a fork of it lives on with its end of the link."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(20)
+        os._exit(0)
+    link.send(str(pid).encode())
+    link.receive()
+    os._exit(5)
+
+
+def write_shared(link: Link, *, descriptor: int, index: int) -> None:
+    os.pwrite(descriptor, bytes([65 + index]), index)
+    link.send(b"written")
+    link.receive()
+
+
+def describe(link: Link) -> None:
+    """Sends where the worker finds itself."""
+    interrupts = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    inheritable = [number for number in os.listdir("/proc/self/fd") if int(number) > 2 and _inheritable(int(number))]
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID", "KEPT")
+    variables = {name: os.environ.get(name) for name in names}
+    facts = (sys.path, os.getcwd(), sys.argv, interrupts, inheritable, sys.stdin.read(), os.getpgid(0), variables)
+    link.send(repr(facts).encode())
+    link.receive()
+
+
+def _inheritable(descriptor: int) -> bool:
+    try:
+        return os.get_inheritable(descriptor)
+    except OSError:  # the listing's own
+        return False

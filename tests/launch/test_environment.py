@@ -1,0 +1,192 @@
+"""What the launchers' variables say."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import LaunchError
+from lockstep.launch import environment, slurm
+from lockstep.launch.environment import Launched
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.7",
+    "MASTER_PORT": "29500",
+}
+SRUN = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "9",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_TASKS_PER_NODE": "4(x2),1",
+    "SLURM_JOB_NODELIST": "node[03-05]",
+}
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("SLURM_") or name in TORCHRUN:
+            monkeypatch.delenv(name)
+
+
+def set_all(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({}, None),
+        (TORCHRUN, Launched(3, 4, 1, 2, "10.0.0.7", 29500)),
+        # A world of one is a world where a launcher says so, and no world where only its size is set.
+        (
+            {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+            Launched(0, 1, 0, 1, "10.0.0.7", 29500),
+        ),
+        ({"WORLD_SIZE": "1"}, None),
+        ({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, None),
+        (SRUN, Launched(5, 9, 1, 4, "node03", 22041)),
+        (
+            {**SRUN, "SLURM_PROCID": "8", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"},
+            Launched(8, 9, 0, 1, "node03", 22041),
+        ),
+        # torchrun inside srun: the inner launcher is the one that started this process.
+        ({**SRUN, **TORCHRUN}, Launched(3, 4, 1, 2, "10.0.0.7", 29500)),
+        # A step that takes a part of the job: its own numbers come first.
+        (
+            {
+                **SRUN,
+                "SLURM_STEP_ID": "2",
+                "SLURM_PROCID": "1",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_STEP_TASKS_PER_NODE": "2",
+                "SLURM_STEP_NODELIST": "node04",
+            },
+            Launched(1, 2, 1, 2, "node04", 22043),
+        ),
+        ({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "1234"}, Launched(5, 9, 1, 4, "head", 1234)),
+        (
+            {**SRUN, "SLURM_JOB_NODELIST": None, "SLURM_LAUNCH_NODE_IPADDR": "10.1.2.3"},
+            Launched(5, 9, 1, 4, "10.1.2.3", 22041),
+        ),
+        (
+            {**SRUN, "SLURM_TASKS_PER_NODE": None, "SLURM_NTASKS_PER_NODE": "3", "SLURM_NODEID": None},
+            Launched(5, 9, 1, 3, "node03", 22041),
+        ),
+        ({**SRUN, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
+        # Not started by srun, or started as a shell: salloc, sbatch, an interactive step, srun --pty.
+        ({**SRUN, "SLURM_STEP_ID": None}, None),
+        ({**SRUN, "SLURM_PROCID": None}, None),
+        ({**SRUN, "SLURM_STEP_ID": "4294967290"}, None),
+        ({**SRUN, "SLURM_STEP_ID": "4294967291"}, None),
+        ({**SRUN, "SLURM_PTY_PORT": "40001"}, None),
+    ],
+)
+def test_launched(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str | None], place: Launched | None) -> None:
+    set_all(monkeypatch, variables)
+    assert environment.launched() == place
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is not set, but RANK=0"),
+        ({"WORLD_SIZE": "4"}, "RANK is not set, but WORLD_SIZE=4"),
+        ({**TORCHRUN, "LOCAL_RANK": None}, "LOCAL_RANK is not set, but RANK=3, WORLD_SIZE=4"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE is not set"),
+        ({**TORCHRUN, "MASTER_ADDR": None}, "MASTER_ADDR is not set"),
+        ({**TORCHRUN, "MASTER_PORT": ""}, "MASTER_PORT is not set"),
+        ({**TORCHRUN, "RANK": "first"}, "RANK must be a whole number. Got RANK='first'"),
+        ({**TORCHRUN, "WORLD_SIZE": "4.0"}, "WORLD_SIZE must be a whole number. Got WORLD_SIZE='4.0'"),
+        ({**TORCHRUN, "RANK": "4"}, "Got index 4 of 4. Check RANK and WORLD_SIZE"),
+        ({**TORCHRUN, "RANK": "-1"}, "Got index -1 of 4"),
+        ({**TORCHRUN, "LOCAL_RANK": "2"}, "Got index 2 of 2 on this host, 4 in all. Check LOCAL_RANK"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, "Got index 1 of 8 on this host, 4 in all"),
+        ({**TORCHRUN, "MASTER_PORT": "70000"}, "Got MASTER_PORT=70000"),
+        ({**SRUN, "SLURM_NTASKS": None}, "SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set, but SLURM_PROCID=5"),
+        ({**SRUN, "SLURM_LOCALID": None}, "SLURM_LOCALID is not set"),
+        ({**SRUN, "SLURM_TASKS_PER_NODE": "4*2"}, "SLURM_TASKS_PER_NODE must be a list of counts such as '4(x2),1'"),
+        ({**SRUN, "SLURM_JOB_NODELIST": "node[03"}, "SLURM_JOB_NODELIST must be a list of hosts"),
+        ({**SRUN, "SLURM_NODEID": "3"}, "Got SLURM_NODEID=3, but tasks for 3 nodes (4, 4, 1)"),
+    ],
+)
+def test_variables_that_make_no_sense(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str | None], message: str
+) -> None:
+    set_all(monkeypatch, variables)
+    with pytest.raises(LaunchError, match=re.escape(message)):
+        environment.launched()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("node[03-05,7]", "node03"),
+        ("node[7,03-05]", "node7"),
+        ("gpu-a[1-2],node[03-05]", "gpu-a1"),
+        ("rack[2-3]-node[10-11]", "rack2-node10"),
+        ("node[03-05]-ib.cluster.example", "node03-ib.cluster.example"),
+        ("10.1.2.3", "10.1.2.3"),
+        ("fe80::1", "fe80::1"),
+    ],
+)
+def test_first_host(nodes: str, host: str) -> None:
+    assert slurm.first_host(nodes) == host
+
+
+@pytest.mark.parametrize("nodes", ["", ",node1", "node[", "node[]", "a b"])
+def test_no_host_list(nodes: str) -> None:
+    with pytest.raises(ValueError, match="a list of hosts"):
+        slurm.first_host(nodes)
+
+
+@pytest.mark.parametrize(("counts", "tasks"), [("2", [2]), ("2(x3)", [2, 2, 2]), ("2(x2),1,3", [2, 2, 1, 3])])
+def test_tasks_per_node(counts: str, tasks: list[int]) -> None:
+    assert slurm.tasks_per_node(counts) == tasks
+
+
+def test_a_port_is_never_one_that_the_kernel_hands_out() -> None:
+    ports = {slurm.port(job, step) for job in range(0, 5_000_000, 997) for step in (0, 1, 500)}
+    assert min(ports) >= 20000
+    assert max(ports) < 32768
+
+
+def test_cache_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere/cache")
+    assert environment.cache_home() == Path("/somewhere/cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the standard says: ignore it
+    assert environment.cache_home() == Path.home() / ".cache"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert environment.cache_home() == Path.home() / ".cache"
+
+
+def test_provide_leaves_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_TEST_A", "theirs")
+    monkeypatch.setenv("LOCKSTEP_TEST_B", "")  # so that it is put back to unset
+    monkeypatch.delenv("LOCKSTEP_TEST_B")
+    assert environment.provide("LOCKSTEP_TEST_A", "ours") == "theirs"
+    assert environment.provide("LOCKSTEP_TEST_B", "ours") == "ours"
+    assert os.environ["LOCKSTEP_TEST_B"] == "ours"
+
+
+def test_a_worker_was_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, {**TORCHRUN, **SRUN, "TORCHELASTIC_RUN_ID": "x", "OMP_NUM_THREADS": "1"})
+    theirs = environment.worker_environment()
+    assert theirs.keys().isdisjoint(TORCHRUN)
+    assert "TORCHELASTIC_RUN_ID" not in theirs
+    assert theirs["OMP_NUM_THREADS"] == "1"
+    assert theirs["SLURM_JOB_ID"] == "4711"
+    monkeypatch.setattr(os, "environ", theirs)
+    assert environment.launched() is None

@@ -1,0 +1,89 @@
+"""Exceptions on their way from a worker to the script."""
+
+import pickle
+import socket
+import traceback
+
+import pytest
+
+from launch.entries import Fussy, ScriptError
+from lockstep.errors import LockstepError, WorkerError
+from lockstep.launch import failure
+from lockstep.launch.link import FailureReported, Link
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise TypeError("no words")
+
+
+def failed(exception: BaseException) -> failure.Failure:
+    """The failure as it arrives."""
+    try:
+        raise exception
+    except BaseException as error:
+        arrived: failure.Failure = pickle.loads(pickle.dumps(failure.encode(error)))
+        return arrived
+
+
+@pytest.mark.parametrize(
+    "exception",
+    [ValueError("no"), KeyError("name"), ScriptError("own"), WorkerError("ours"), OSError(28, "No space left")],
+)
+def test_the_same_type_and_words(exception: Exception) -> None:
+    with pytest.raises(type(exception)) as caught:
+        failure.raise_(failed(exception), "cpu:1")
+    assert str(caught.value) == str(exception)
+    assert type(caught.value) is type(exception)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "The traceback in worker cpu:1:" in shown
+    assert "in failed\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("exception", "message"),
+    [
+        (Fussy(3, 0.5), "Worker cpu:1 raised Fussy: shard 3 gave 0.5"),
+        (ValueError(lambda: socket.socket), "Worker cpu:1 raised ValueError: <function"),  # equal words are asked for
+        (Mute(), "Worker cpu:1 raised Mute"),
+        # These would act on the script itself.
+        (SystemExit(2), "Worker cpu:1 raised SystemExit: 2"),
+        (KeyboardInterrupt(), "Worker cpu:1 raised KeyboardInterrupt"),
+        (ValueError("x" * 40_000), "Worker cpu:1 raised ValueError: xxx"),
+    ],
+)
+def test_what_does_not_travel_becomes_a_worker_error(exception: BaseException, message: str) -> None:
+    with pytest.raises(WorkerError) as caught:
+        failure.raise_(failed(exception), "cpu:1")
+    assert str(caught.value).startswith(message)
+    assert isinstance(caught.value, LockstepError)
+    assert "The traceback in worker cpu:1:" in caught.value.__notes__[0]
+
+
+def test_an_exception_that_only_the_worker_can_import() -> None:
+    arrived = failed(ScriptError("own"))
+    arrived["pickled"] = pickle.dumps(ScriptError("own")).replace(b"entries", b"entrie_")
+    with pytest.raises(WorkerError, match="Worker cpu:2 raised ScriptError: own"):
+        failure.raise_(arrived, "cpu:2")
+
+
+def test_the_cause_is_told() -> None:
+    try:
+        try:
+            int("missing")
+        except ValueError as error:
+            raise ScriptError("outer") from error
+    except ScriptError as error:
+        encoded = failure.encode(error)
+    with pytest.raises(ScriptError) as caught:
+        failure.raise_(encoded, "cpu:1")
+    assert "ValueError: invalid literal" in caught.value.__notes__[0]
+
+
+def test_a_report_never_waits_for_a_reader() -> None:
+    left, right = (Link(end) for end in socket.socketpair())
+    failure.report(left, ValueError("x" * 50_000_000))  # would block here for ever
+    with pytest.raises(FailureReported):
+        right.receive()
+    left.close()
+    right.close()

@@ -1,0 +1,131 @@
+"""Whole messages over a stream."""
+
+import select
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from lockstep.launch import link as link_module
+from lockstep.launch.link import FailureReported, Link, LinkClosed
+
+Ends = tuple[Link, Link]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    left, right = (Link(end) for end in socket.socketpair())
+    yield left, right
+    left.close()
+    right.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 4096, 1 << 16, (1 << 16) + 1, 50_000_001])
+def test_a_message_arrives_whole(ends: Ends, size: int) -> None:
+    left, right = ends
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+
+    def send() -> None:
+        left.send(data)
+        left.send(b"next")
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert right.receive() == data
+    assert right.receive() == b"next"
+    sender.join()
+
+
+def test_both_ways(ends: Ends) -> None:
+    left, right = ends
+    left.send(b"question")
+    right.send(b"answer")
+    assert (right.receive(), left.receive()) == (b"question", b"answer")
+
+
+def test_more_than_one_call_can_move(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "_LARGEST_READ", 1000)
+    left, right = ends
+    left.send(bytes(range(250)) * 41)
+    left.send(b"next")
+    assert right.receive() == bytes(range(250)) * 41
+    assert right.receive() == b"next"
+
+
+def test_bytes_that_come_one_by_one() -> None:
+    raw, end = socket.socketpair()
+    link = Link(end)
+    stream = struct.pack("<q", 5) + b"hello"
+
+    def drip() -> None:
+        for byte in stream:
+            raw.send(bytes([byte]))
+
+    with raw:
+        sender = threading.Thread(target=drip)
+        sender.start()
+        assert link.receive() == b"hello"
+        sender.join()
+    link.close()
+
+
+def test_nothing_is_read_ahead(ends: Ends) -> None:
+    left, right = ends
+    left.send(b"one")
+    left.send(b"two")
+    assert right.receive() == b"one"
+    assert select.select([right], [], [], 0)[0] == [right]
+    right.receive()
+    assert select.select([right], [], [], 0)[0] == []
+
+
+def test_the_end(ends: Ends) -> None:
+    left, right = ends
+    left.send(b"last")
+    left.close()
+    assert right.receive() == b"last"
+    with pytest.raises(LinkClosed):
+        right.receive()
+    with pytest.raises(LinkClosed):
+        right.send(b"too late")
+    assert left.fileno() == -1
+    left.close()
+
+
+def test_an_end_in_the_middle_of_a_message() -> None:
+    raw, end = socket.socketpair()
+    link = Link(end)
+    raw.send(struct.pack("<q", 100) + b"part")
+    raw.close()
+    with pytest.raises(LinkClosed):
+        link.receive()
+    link.close()
+
+
+def test_the_other_side_left_with_our_message_unread(ends: Ends) -> None:
+    left, right = ends
+    right.send(b"unread")
+    left.close()
+    with pytest.raises(LinkClosed):
+        right.receive()
+
+
+def test_the_end_reaches_the_other_side_past_a_forked_copy(ends: Ends) -> None:
+    left, right = ends
+    copy = socket.socket(fileno=socket.dup(left.fileno()))
+    with copy:
+        left.close()
+        with pytest.raises(LinkClosed):
+            right.receive()
+
+
+def test_a_failure_is_raised(ends: Ends) -> None:
+    left, right = ends
+    left.send_failure(b"what went wrong")
+    left.send(b"next")
+    with pytest.raises(FailureReported) as caught:
+        right.receive()
+    assert caught.value.args == (b"what went wrong",)
+    assert right.receive() == b"next"

@@ -1,0 +1,36 @@
+"""`import lockstep` is light: no framework, no plots, a blink."""
+
+import json
+import subprocess
+import sys
+from types import ModuleType
+
+import lockstep
+
+HEAVY = {"torch", "jax", "flax", "optax", "tensorflow", "keras", "mxnet", "matplotlib"}
+
+SCRIPT = """
+import json, sys, time
+start = time.perf_counter()
+import lockstep
+print(json.dumps([time.perf_counter() - start, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def test_import_is_quick_and_brings_no_framework():
+    times = []
+    for _ in range(3):
+        output = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True).stdout
+        seconds, modules = json.loads(output)
+        assert "lockstep" in modules
+        assert HEAVY.isdisjoint(modules)
+        times.append(seconds)
+    assert min(times) < 0.3
+
+
+def test_all_is_exactly_the_public_names():
+    public = {name for name in dir(lockstep) if not name.startswith("_")}
+    modules = {name for name in public if isinstance(getattr(lockstep, name), ModuleType)}
+    assert len(lockstep.__all__) == len(set(lockstep.__all__))
+    assert set(lockstep.__all__) - modules == public - modules
+    assert set(lockstep.__all__) <= public
