@@ -94,6 +94,7 @@ class Trainer:
         if extra:
             raise BatchError(f"fit takes one data argument. Got {1 + len(extra)}. Use fit((x, y), ...).")
         train = self._source(data, batch_size, shuffle)
+        self._team.ready()
         first = self._team.first
         params = Params(
             epochs=epochs,
@@ -278,7 +279,7 @@ class _Fit:
 
     @property
     def stop_training(self) -> bool:
-        return self._trainer.stop_training
+        return self._trainer._team.agree(self._trainer.stop_training)
 
     def train(self, batch: Any) -> Sums:
         return self._trainer._train(batch)

@@ -5,12 +5,13 @@ from typing import Any
 
 from lockstep import devices as names
 from lockstep.backends import choose
-from lockstep.backends.base import Recipe
+from lockstep.backends.base import Backend, Module, Recipe
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
+from lockstep.launch import environment
 from lockstep.run import Run
 from lockstep.trainer import Trainer
-from lockstep.world import Alone, Crew, Team
+from lockstep.world import Alone, Crew, Team, join
 
 
 def wrap(
@@ -46,14 +47,36 @@ def wrap(
     run = Run(seed, shards, threads)
     home = choose.name_of(model)
     module = choose.module(home)
+    if join.launched():
+        return _joined(recipe, run, module, devices)
     resolved = names.resolve(devices, module.available())
     if shards is not None:
         Plan.even(shards, len(resolved))  # refuses devices without a shard before anything is started
     groups = module.processes(resolved)
-    backend = module.open(recipe, groups[0])
+    backend = _open(module, recipe, groups[0])
 
     def start(wanted: Sequence[str]) -> Team:
         groups = module.processes(wanted)
         return Alone(backend) if len(groups) == 1 else Crew(backend, home, groups)
 
     return Trainer(recipe, backend, start, resolved, run)
+
+
+def _joined(recipe: Recipe, run: Run, module: Module, devices: Any) -> Trainer:
+    """The trainer of a process that somebody else launched: one device, and the others over the wire."""
+    device = join.device(module.available(), devices)
+    backend = _open(module, recipe, [device])
+    wire = join.wire(not device.startswith("cpu"))
+
+    def start(wanted: Sequence[str]) -> Team:
+        from lockstep.world.joined import Joined
+
+        return Joined(backend, wire)
+
+    return Trainer(recipe, backend, start, (device,), run)
+
+
+def _open(module: Module, recipe: Recipe, devices: Sequence[str]) -> Backend:
+    for name, value in module.variables(devices).items():
+        environment.provide(name, value)
+    return module.open(recipe, devices)

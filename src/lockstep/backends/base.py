@@ -158,6 +158,9 @@ class Module(Protocol):
     def available(self) -> list[str]:
         """The accelerators of this host; empty where there is only the CPU."""
 
+    def variables(self, devices: Sequence[str]) -> Mapping[str, str]:
+        """The environment variables that the framework must find before it computes on these devices."""
+
     def open(self, recipe: Recipe, devices: Sequence[str]) -> Backend:
         """The backend over the recipe's model, with one replica on each of `devices`."""
 

@@ -81,15 +81,15 @@ class Layout:
         return sum(length * np.dtype(dtype).itemsize for dtype, length in self.lengths.items())
 
     def slices(self, count: int) -> list[dict[str, tuple[int, int]]]:
-        """Every vector cut into `count` contiguous ranges of whole 512-byte lines.
+        """Every vector cut into `count` contiguous ranges of whole 512-byte lines, all but the last ones of one size.
 
         >>> Layout.of([("w", "float32", (300,))], []).slices(2)
         [{'float32': (0, 256)}, {'float32': (256, 384)}]
         """
         result: list[dict[str, tuple[int, int]]] = [{} for _ in range(count)]
         for dtype, length in self.lengths.items():
-            step = ALIGNMENT // np.dtype(dtype).itemsize
-            lines = length // step
+            line = ALIGNMENT // np.dtype(dtype).itemsize
+            size = -(-length // (line * count)) * line
             for index, ranges in enumerate(result):
-                ranges[dtype] = (-(-lines * index // count) * step, -(-lines * (index + 1) // count) * step)
+                ranges[dtype] = (min(index * size, length), min((index + 1) * size, length))
         return result

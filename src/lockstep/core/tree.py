@@ -11,10 +11,12 @@ merges of slot `i` with `i+1`, then `i+2`, then `i+4` and so on. A shard without
 examples has no leaf, and a merge with a missing side copies the other.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, TypeVar
 
+from lockstep.core.plan import Plan
 from lockstep.errors import PlanError
 
 Value = TypeVar("Value")
@@ -90,7 +92,7 @@ class Program:
     nodes: Mapping[Node, int]
 
 
-def program(shards: Collection[int], num_shards: int) -> Program:
+def program(shards: Iterable[int], num_shards: int) -> Program:
     """The program of a process that computes `shards`, those without examples left out.
 
     >>> program([0, 1, 2], 8).actions
@@ -98,12 +100,17 @@ def program(shards: Collection[int], num_shards: int) -> Program:
     >>> dict(program([0, 1, 2], 8).nodes)
     {Node(start=0, stop=2): 0, Node(start=2, stop=3): 1}
     """
+    return _program(tuple(sorted(shards)), num_shards)
+
+
+@cache
+def _program(shards: tuple[int, ...], num_shards: int) -> Program:
     actions: list[Write | Merge] = []
     free: list[int] = []
     slots = 0
     nodes: dict[Node, int] = {}
     parents = {half: node for node in _inner(root(num_shards)) for half in node.halves}
-    for shard in sorted(shards):
+    for shard in shards:
         if not free:
             free.append(slots)
             slots += 1
@@ -118,6 +125,15 @@ def program(shards: Collection[int], num_shards: int) -> Program:
             nodes[parent] = left
             node = parent
     return Program(tuple(actions), slots, nodes)
+
+
+def programs(plan: Plan, num_examples: int) -> list[Program]:
+    """The program of every replica for a batch of that many examples, so that all know where all nodes are."""
+    filled = min(num_examples, plan.num_shards)  # larger shards come first, so empty ones are last
+    return [
+        program([shard for shard in plan.shards_of([replica]) if shard < filled], plan.num_shards)
+        for replica in range(plan.num_replicas)
+    ]
 
 
 def _inner(node: Node) -> Iterator[Node]:

@@ -8,12 +8,13 @@ are separate, so nothing is overwritten before the commit.
     region: [ slots of process 0 | slots of process 1 | ... | sums ]
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from lockstep.backends.base import Backend, Node, Work
-from lockstep.core import plan, tree
+from lockstep.core import tree
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Sums, divisor
+from lockstep.core.plan import Plan
 from lockstep.exchange import slices
 from lockstep.exchange.barrier import Barrier
 from lockstep.exchange.region import PAGE, Region
@@ -22,7 +23,7 @@ from lockstep.exchange.region import PAGE, Region
 class SharedExchange:
     """This process's end of the shared region."""
 
-    def __init__(self, backend: Backend, region: Region, barrier: Barrier, plan: plan.Plan, index: int) -> None:
+    def __init__(self, backend: Backend, region: Region, barrier: Barrier, plan: Plan, index: int) -> None:
         self._backend = backend
         self._region = region
         self._barrier = barrier
@@ -31,7 +32,6 @@ class SharedExchange:
         self._layout: Layout | None = None
         self._slots: list[list[Node]] = []
         self._sums: Node = {}
-        self._programs: dict[int, list[tree.Program]] = {}
 
     def slots(self, replica: int, count: int, layout: Layout) -> list[Node]:
         """This process's own nodes in the region."""
@@ -67,7 +67,7 @@ class SharedExchange:
 
     def _map(self, layout: Layout) -> None:
         """Makes room for every process's slots and the sums, in places that all processes agree on."""
-        counts = [program.slots for program in self._programs_of(self._plan.num_shards)]
+        counts = [program.slots for program in tree.programs(self._plan, self._plan.num_shards)]
         step = -(-layout.nbytes // PAGE) * PAGE
         memory = self._region.view(step * (sum(counts) + 1))
         blocks = iter(range(0, step * (sum(counts) + 1), step))
@@ -82,20 +82,8 @@ class SharedExchange:
 
     def _held(self, num_examples: int) -> dict[tree.Node, Node]:
         """Everybody's nodes, by what they cover."""
-        programs = self._programs_of(num_examples)
         return {
             node: self._slots[index][slot]
-            for index, program in enumerate(programs)
+            for index, program in enumerate(tree.programs(self._plan, num_examples))
             for node, slot in program.nodes.items()
         }
-
-    def _programs_of(self, num_examples: int) -> Sequence[tree.Program]:
-        """What every process does with a batch of that many examples."""
-        num_shards = self._plan.num_shards
-        filled = sum(size > 0 for size in plan.sizes(num_examples, num_shards))
-        if filled not in self._programs:
-            self._programs[filled] = [
-                tree.program([shard for shard in self._plan.shards_of([index]) if shard < filled], num_shards)
-                for index in range(self._plan.num_replicas)
-            ]
-        return self._programs[filled]

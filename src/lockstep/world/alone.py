@@ -20,6 +20,9 @@ class Alone:
         self.devices = tuple(backend.devices)
         self.member = Member(backend, MemoryExchange(backend), deferred)
 
+    def ready(self) -> None:
+        """Nobody to wait for."""
+
     def step(self, works: list[Work], plan: Plan) -> Sums:
         """One step over every shard."""
         return self.member.step(works[0])
@@ -27,6 +30,10 @@ class Alone:
     def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
         """This process's own result."""
         return [getattr(self.member, method)(works[0])]
+
+    def agree(self, stop: bool) -> bool:
+        """The callbacks run here."""
+        return stop
 
     def replicas(self) -> list[list[int]]:
         """All of them, here."""

@@ -67,10 +67,19 @@ class Crew:
         self._controls = b""
         self._waiting = [True] * (len(groups) - 1)  # each says once that it is ready
 
+    def agree(self, stop: bool) -> bool:
+        """The callbacks run here."""
+        return stop
+
     def replicas(self) -> list[list[int]]:
         """Replicas are numbered through the processes."""
         numbers = iter(range(len(self.devices)))
         return [[next(numbers) for _ in group] for group in self._groups]
+
+    def ready(self) -> None:
+        """Waits until every worker has its model."""
+        with self._whole_or_closed():
+            self._settle()
 
     def step(self, works: list[Work], plan: Plan) -> Sums:
         """One step by everyone; the workers' answers are read before the next command."""
@@ -125,11 +134,7 @@ class Crew:
 
     def _tell(self, method: str, works: list[Work], plan: Plan | None) -> None:
         """Sends a command to every worker, with what the script changed since the last."""
-        try:
-            self._answers()
-        except Exception:  # raised after a commit: that worker's state is not the script's any more
-            self.close()
-            raise
+        self._settle()
         controls = pickle.dumps(self._backend.controls())
         turned = controls if controls != self._controls else None
         state = self._backend.state() if self._backend.touched() else None
@@ -138,6 +143,14 @@ class Crew:
             self._waiting[index] = True
             self._workers.send(index, message)
         self._controls = controls
+
+    def _settle(self) -> None:
+        """Reads what is still to be answered. A failure here came after a commit, so that replica is lost."""
+        try:
+            self._answers()
+        except Exception:
+            self.close()
+            raise
 
     def _travelling(self, work: Work) -> Work:
         """The same work with arrays that any process can read."""

@@ -15,11 +15,17 @@ class Team(Protocol):
     first: bool  # whether this process prints and writes for all
     closed: bool
 
+    def ready(self) -> None:
+        """Returns once every process is there; raises what kept one from coming."""
+
     def step(self, works: list[Work], plan: Plan) -> Sums:
         """One step by everyone; gives the sums of the whole batch."""
 
     def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
         """Runs `Member.<method>` on everyone and gives all their results by shard."""
+
+    def agree(self, stop: bool) -> bool:
+        """Whether to stop, as the process that runs the callbacks has it."""
 
     def replicas(self) -> list[list[int]]:
         """The replicas that each process holds."""

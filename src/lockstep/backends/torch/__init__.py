@@ -14,6 +14,11 @@ def available() -> list[str]:
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
+def variables(devices: Sequence[str]) -> dict[str, str]:
+    """cuBLAS repeats its bits only with a workspace of fixed size."""
+    return {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if devices[0].startswith("cuda") else {}
+
+
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
     """The backend of one process, with its one replica."""
     (device,) = devices

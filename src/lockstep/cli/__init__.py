@@ -1,0 +1,5 @@
+"""The command line: `lockstep demo`, `lockstep devices`, `lockstep verify`."""
+
+from lockstep.cli.app import main
+
+__all__ = ["main"]

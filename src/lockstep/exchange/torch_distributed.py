@@ -1,0 +1,167 @@
+"""The exchange between processes that somebody else launched: torch.distributed moves the bytes.
+
+Every process receives its own slice of everybody's nodes, adds them in tree order
+with the backend's own addition, and all gather the sums: all-reduce's traffic, our
+order. Gloo carries CPU memory, NCCL GPU memory.
+"""
+
+import atexit
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lockstep.backends.base import Backend, Node, Work
+from lockstep.core import plan, tree
+from lockstep.core.layout import Layout
+from lockstep.core.metrics import Sums, divisor
+from lockstep.errors import PeerFailed
+from lockstep.exchange import slices
+
+
+class Wire:
+    """The process group: messages between all processes, in the same order in each of them."""
+
+    def __init__(self, accelerated: bool) -> None:
+        """Uses the process group that is there."""
+        self.index = dist.get_rank()
+        self.count = dist.get_world_size()
+        self.control = dist.new_group(backend="gloo", timeout=timedelta(minutes=30))
+        self.data = dist.new_group(backend="nccl") if accelerated else self.control
+
+    @classmethod
+    def join(cls, address: str, index: int, count: int, accelerated: bool) -> "Wire":
+        """Joins the processes that meet at `address`, until the end of the script."""
+        kinds = "cpu:gloo,cuda:nccl" if accelerated else "gloo"
+        dist.init_process_group(kinds, init_method=f"tcp://{address}", rank=index, world_size=count)
+        atexit.register(_leave)
+        return cls(accelerated)
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Everybody's numbers, in the order of the processes."""
+        everyone = torch.empty(self.count, len(numbers), dtype=torch.int64)
+        dist.all_gather(list(everyone), torch.tensor(numbers, dtype=torch.int64), group=self.control)
+        rows: list[list[int]] = everyone.tolist()
+        return rows
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Everybody's values, in the order of the processes."""
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """The first process's value, in every process."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.control)
+        return values[0]
+
+
+def initialized() -> bool:
+    """Whether there is a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """This process's number in the process group."""
+    return dist.get_rank()
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class DistributedExchange:
+    """This process's end of the wire."""
+
+    def __init__(self, backend: Backend, wire: Wire, parts: plan.Plan) -> None:
+        self._backend = backend
+        self._wire = wire
+        self._plan = parts
+        self._layout: Layout | None = None
+        self._slots: list[Node] = []
+        self._total: Node = {}
+
+    def slots(self, replica: int, count: int, layout: Layout) -> list[Node]:
+        """Nodes in this process's own memory."""
+        if layout is not self._layout:
+            self._slots, self._layout = [], layout
+            self._total = self._backend.node(layout, None)
+        while len(self._slots) < count:
+            self._slots.append(self._backend.node(layout, None))
+        return self._slots[:count]
+
+    def reduce(self, nodes: Mapping[tree.Node, Node], work: Work) -> tuple[Node, Sums]:
+        """The root of the tree, of which this process adds its slice."""
+        layout = self._backend.layout(work.phase)
+        self._meet(True)
+        held = [program.nodes for program in tree.programs(self._plan, work.num_examples)]
+        for dtype in layout.lengths:
+            self._reduce_vector(nodes, held, layout, dtype, work.num_shards)
+        sums = self._backend.sums(self._total, layout)
+        by = divisor(sums)
+        if by not in (0.0, 1.0):
+            self._backend.divide({dtype: self._total[dtype][:end] for dtype, end in layout.divided.items()}, by)
+        return self._total, sums
+
+    def commit(self) -> None:
+        """Everyone has the sums."""
+        self._meet(True)
+
+    def fail(self) -> None:
+        """Meets the others as one that failed."""
+        self._meet(False)
+
+    def close(self) -> None:
+        """Lets go of the nodes."""
+        self._slots, self._total, self._layout = [], {}, None
+
+    def _meet(self, well: bool) -> None:
+        failed = [index for index, (fine,) in enumerate(self._wire.gather([well])) if not fine]
+        if failed and well:
+            raise PeerFailed(f"Process {failed[0]} failed in this step; its own output says why. Nobody made the step.")
+
+    def _reduce_vector(
+        self,
+        nodes: Mapping[tree.Node, Node],
+        held: Sequence[Mapping[tree.Node, int]],
+        layout: Layout,
+        dtype: str,
+        num_shards: int,
+    ) -> None:
+        """Sends each process its slice of my nodes, adds mine of everybody's, and gathers all slices."""
+        wire = self._wire
+        ranges = [part[dtype] for part in layout.slices(wire.count)]
+        sizes = [stop - start for start, stop in ranges]
+        mine = sizes[wire.index]
+        sent = torch.cat(
+            [torch.as_tensor(nodes[node][dtype])[start:stop] for start, stop in ranges for node in held[wire.index]]
+            or [torch.as_tensor(self._total[dtype])[:0]]
+        )
+        received = torch.empty(mine * sum(map(len, held)), dtype=sent.dtype, device=sent.device)
+        dist.all_to_all_single(
+            received,
+            sent,
+            [mine * len(theirs) for theirs in held],
+            [size * len(held[wire.index]) for size in sizes],
+            group=wire.data,
+        )
+        everyone = [node for theirs in held for node in theirs]  # in the order in which they arrive
+        rows = received.view(len(everyone), -1)
+        values = {node: {dtype: _like(self._total[dtype], row)} for node, row in zip(everyone, rows, strict=True)}
+        padded = torch.zeros(max(sizes), dtype=sent.dtype, device=sent.device)
+        out = {dtype: _like(self._total[dtype], padded)}
+        slices.add_slice(self._backend, values, {dtype: (0, mine)}, out, num_shards)
+        gathered = torch.empty(wire.count, max(sizes), dtype=sent.dtype, device=sent.device)
+        dist.all_gather(list(gathered), padded, group=wire.data)
+        total = torch.as_tensor(self._total[dtype])
+        for row, (start, stop) in zip(gathered, ranges, strict=True):
+            total[start:stop] = row[: stop - start]
+
+
+def _like(vector: Any, tensor: torch.Tensor) -> Any:
+    """The tensor as the backend's own kind of array, sharing its memory."""
+    return tensor if isinstance(vector, torch.Tensor) else tensor.numpy()

@@ -1,0 +1,62 @@
+"""Joining: whether somebody else launched this process, and how it meets the others.
+
+A launched process starts nothing. torch.distributed is the meeting place, whatever
+the framework, and it is only imported where there is somebody to meet.
+"""
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from lockstep.errors import MissingExtra
+from lockstep.launch import environment
+
+if TYPE_CHECKING:
+    from lockstep.exchange.torch_distributed import Wire
+
+
+def launched() -> bool:
+    """Whether this process is one of those that a launcher, or the script itself, has brought together."""
+    return _grouped() or environment.launched() is not None
+
+
+def device(available: list[str], wanted: Any) -> str:
+    """The device of this process: CPU replicas are numbered through the world, accelerators on each host."""
+    first = str(wanted[0] if isinstance(wanted, list | tuple) else wanted)
+    if _grouped():
+        from lockstep.exchange.torch_distributed import rank
+
+        index = local = rank()
+    else:
+        place = environment.launched()
+        assert place is not None
+        index, local = place.index, place.local_index
+    return f"cpu:{index}" if not available or first.startswith("cpu") else available[local % len(available)]
+
+
+@functools.cache
+def wire(accelerated: bool) -> "Wire":
+    """The process group, joined once and used by every trainer of this process."""
+    try:
+        from lockstep.exchange.torch_distributed import Wire
+    except ImportError:
+        raise MissingExtra(
+            "Processes that were launched together meet through torch.distributed, which is not installed. "
+            'Use pip install "lockstep-train[torch]", or start the script without a launcher.'
+        ) from None
+    if _grouped():
+        return Wire(accelerated)
+    place = environment.launched()
+    assert place is not None
+    if place.local_count == place.count:
+        environment.provide("GLOO_SOCKET_IFNAME", "lo")  # one host: nothing listens beyond it
+    return Wire.join(f"{place.address}:{place.port}", place.index, place.count, accelerated)
+
+
+def _grouped() -> bool:
+    """Whether the script has made a process group of torch's itself."""
+    if "torch" not in sys.modules:
+        return False
+    from lockstep.exchange.torch_distributed import initialized
+
+    return initialized()

@@ -1,0 +1,95 @@
+"""Joined: this process is one of those that torchrun, SLURM or the script itself launched.
+
+Every process runs the whole script and reads whole batches. The state, and what
+callbacks decide, are taken from the first; a fingerprint of each batch travels
+ahead of the step, and a mismatch stops the run.
+"""
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.backends.base import Backend, Work
+from lockstep.core import batches
+from lockstep.core.metrics import Sums
+from lockstep.core.plan import Plan
+from lockstep.core.step import Member
+from lockstep.errors import ExactError
+from lockstep.exchange.memory import MemoryExchange
+from lockstep.exchange.torch_distributed import DistributedExchange, Wire
+from lockstep.launch.interrupt import deferred
+
+
+class Joined:
+    """One process of a launched world."""
+
+    closed = False
+
+    def __init__(self, backend: Backend, wire: Wire) -> None:
+        self._backend = backend
+        self._wire = wire
+        self._plan: Plan | None = None
+        self.member = Member(backend, MemoryExchange(backend), deferred)
+        groups: list[tuple[str, ...]] = wire.gather_objects(tuple(backend.devices))
+        self.devices = tuple(device for group in groups for device in group)
+        self._groups = groups
+        self.first = wire.index == 0
+        backend.load(wire.from_first(backend.state() if self.first else None))
+
+    def replicas(self) -> list[list[int]]:
+        """Replicas are numbered through the processes."""
+        numbers = iter(range(len(self.devices)))
+        return [[next(numbers) for _ in group] for group in self._groups]
+
+    def ready(self) -> None:
+        """They met when this object was made."""
+
+    def step(self, works: list[Work], plan: Plan) -> Sums:
+        """One step by everyone, over the same batch."""
+        self._agree_on(works)
+        if plan != self._plan:
+            self.member = Member(self._backend, DistributedExchange(self._backend, self._wire, plan), deferred)
+            self._plan = plan
+        return self.member.step(works[self._wire.index])
+
+    def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
+        """Everyone's results, in every process."""
+        results: list[dict[int, Any]] = self._wire.gather_objects(getattr(self.member, method)(works[self._wire.index]))
+        return results
+
+    def agree(self, stop: bool) -> bool:
+        """What the first process says."""
+        return bool(self._wire.gather([stop])[0][0])
+
+    def close(self) -> None:
+        """Lets go of the nodes; the world outlives this trainer, for there may be another."""
+        self.member.exchange.close()
+
+    def _agree_on(self, works: list[Work]) -> None:
+        """Stops where a process came with another batch; brings in what the first process's script has changed."""
+        controls = pickle.dumps(self._backend.controls())
+        own = [_fingerprint(works, self._backend.host), _short(controls), self._backend.touched()]
+        everyone = self._wire.gather(own)
+        for index, (batch, _, _) in enumerate(everyone):
+            if batch != everyone[0][0]:
+                raise ExactError(
+                    f"Every process trains on the same whole batch. In step {works[0].step} process {index} came with "
+                    "other data, shards, threads or seed than process 0. Read the same batches in every process "
+                    "(no DistributedSampler), and give threads= where hosts differ."
+                )
+        if any(turned != everyone[0][1] for _, turned, _ in everyone):
+            self._backend.turn(pickle.loads(self._wire.from_first(controls)))
+        if any(touched for _, _, touched in everyone):
+            self._backend.load(self._wire.from_first(self._backend.state() if self.first else None))
+
+
+def _fingerprint(works: list[Work], host: Callable[[Any], Any]) -> int:
+    head = works[0]
+    numbers = (head.num_examples, head.num_shards, head.threads, head.seed, head.step)
+    pieces = tuple(batches.transform(work.pieces, host) for work in works)
+    return batches.fingerprint((numbers, *pieces))
+
+
+def _short(data: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little") >> 1
