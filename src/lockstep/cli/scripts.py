@@ -29,6 +29,7 @@ import csv
 import hashlib
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import distributed, manual_seed, nn, optim
@@ -38,7 +39,8 @@ from lockstep.datasets import digits
 
 
 def main(rank, world):
-    distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=world)
+    store = Path("store").resolve().as_uri()
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
     torch.set_num_threads(max(1, torch.get_num_threads() // world))
     (x, y), (xt, yt) = [map(torch.from_numpy, part) for part in digits()]
     manual_seed(0)

@@ -110,9 +110,9 @@ class TorchBackend:
         return out
 
     def divide(self, total: Node, by: float) -> None:
-        """torch's own division."""
+        """torch's own division; by a tensor, because CUDA multiplies by the reciprocal of a plain number."""
         for vector in total.values():
-            vector.div_(by)
+            vector.div_(torch.tensor(by, dtype=vector.dtype, device=vector.device))
 
     def finish(self, nodes: Mapping[Any, Node], num_shards: int) -> Node:
         """The root, added up in place."""

@@ -17,7 +17,7 @@ def check_model(model: Any) -> None:
             f"Lockstep does the distributing. Got a model in {type(model).__name__}. Wrap the plain model: "
             "lockstep.wrap(model.module, ...)."
         )
-    if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+    if isinstance(getattr(model, "_orig_mod", None), nn.Module):
         raise ModelError(
             "Lockstep runs each shard at its own shape and needs the plain model. Got one from torch.compile. "
             "Wrap the model itself: lockstep.wrap(model._orig_mod, ...)."

@@ -1,0 +1,165 @@
+"""`lockstep demo`: one script on 1, 2 and 3 replicas, and the same training with DDP.
+
+Every run is `python train.py …` in a folder of its own, as a user would start it;
+what the demo tells comes from what those scripts printed and wrote.
+"""
+
+import csv
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.callbacks import History
+from lockstep.callbacks.numerals import duration
+from lockstep.cli import scripts
+from lockstep.cli.devices import require
+from lockstep.errors import MissingExtra, WorkerError
+from lockstep.launch.environment import worker_environment
+from lockstep.launch.interrupt import deferred
+
+EPOCHS = 10  # as in the scripts
+REPLICAS = (1, 2, 3)
+DDP_PROCESSES = (1, 2)
+DIGEST_CHARACTERS = 16
+SVG_COLUMNS = 72
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run left behind."""
+
+    title: str
+    num_devices: int
+    history: History
+    digest: str
+
+    @property
+    def accuracy(self) -> float:
+        """On the test images, after the last epoch."""
+        return self.history.history["val_accuracy"][-1]
+
+    @property
+    def seconds(self) -> float:
+        """Per epoch: the median, for the first one also waits for the processes to start."""
+        return statistics.median(self.history.seconds)
+
+
+def show(console: Console, epochs: int, curves: Path, picture: Path | None) -> bool:
+    """Runs everything and prints it; tells whether Lockstep's digests were equal."""
+    require("torch")
+    train = _with_epochs(scripts.TRAIN, epochs)
+    runs = [("Lockstep", "train.py", train, count, ["cpu"] * count) for count in REPLICAS]
+    ddp = _with_epochs(scripts.DDP, epochs)
+    runs += [("DDP", "ddp.py", ddp, count, [str(count)]) for count in DDP_PROCESSES]
+    outcomes = []
+    for title, name, text, count, arguments in runs:
+        with console.status(f"{title} on {count} device{'s' * (count > 1)}: python {name} {' '.join(arguments)}"):
+            outcomes.append(run(title, name, text, count, arguments))
+    ours, theirs = outcomes[: len(REPLICAS)], outcomes[len(REPLICAS) :]
+    result = Group(_table(ours, theirs), _verdict(ours, theirs))
+    console.print(result)
+    console.print(Text(ours[-1].history.closing(), style="bold"))
+    console.print(Text(_draw(ours[-1].history, curves)), soft_wrap=True)
+    console.print(Text("The train.py that Lockstep just ran, as: " + "python train.py cpu cpu cpu", style="bold"))
+    console.print(Syntax(train, "python", background_color="default", word_wrap=True))
+    if picture is not None:
+        _save(result, picture)
+    return _equal(ours)
+
+
+def run(title: str, name: str, text: str, num_devices: int, arguments: list[str]) -> Outcome:
+    """Runs the script in a folder of its own, and ends it and all it started whatever happens."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-demo-")))
+        (folder / name).write_text(text, encoding="utf-8")
+        with deferred():
+            process = subprocess.Popen(
+                [sys.executable, name, *arguments],
+                cwd=folder,
+                env=worker_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                process_group=0,  # so that the whole family can be ended; the terminal's Ctrl-C comes to us alone
+            )
+            stack.callback(_end, process)
+        printed, complaint = process.communicate()
+        if process.returncode:
+            raise WorkerError(f"{name} must run to its end. It left with code {process.returncode}:\n{complaint}")
+        history = History(tuple(f"cpu:{index}" for index in range(num_devices)))
+        with open(folder / "history.csv", newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                values = {key: float(value) for key, value in row.items()}
+                history.record(int(values.pop("epoch")), values, values.pop("seconds"))
+        return Outcome(title, num_devices, history, printed.split()[-1])
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    with process:  # closes the pipes and waits
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _with_epochs(text: str, epochs: int) -> str:
+    return text.replace(f"epochs={EPOCHS}", f"epochs={epochs}").replace(f"range({EPOCHS})", f"range({epochs})")
+
+
+def _table(ours: list[Outcome], theirs: list[Outcome]) -> Table:
+    table = Table("", "devices", "test accuracy", "s/epoch", "digest of the trained model")
+    for column in (1, 2, 3):
+        table.columns[column].justify = "right"
+    for group in (ours, theirs):
+        for outcome in group:
+            same = outcome.digest == group[0].digest and _equal(group)
+            table.add_row(
+                outcome.title,
+                str(outcome.num_devices),
+                f"{outcome.accuracy:.4f}",
+                duration(outcome.seconds),
+                Text(outcome.digest[:DIGEST_CHARACTERS], style="green" if same else "red", no_wrap=True),
+            )
+        table.add_section()
+    return table
+
+
+def _verdict(ours: list[Outcome], theirs: list[Outcome]) -> Text:
+    if not _equal(ours):
+        return Text("Lockstep: the digests differ. Please report this.", style="bold red")
+    return Text.assemble(
+        ("Lockstep: 1, 2 and 3 devices, one model, equal to the last bit.\n", "green"),
+        ("DDP: the same model after all.", "")
+        if _equal(theirs)
+        else ("DDP: another model for each number of processes.", "red"),
+    )
+
+
+def _equal(outcomes: list[Outcome]) -> bool:
+    return len({outcome.digest for outcome in outcomes}) == 1
+
+
+def _draw(history: History, path: Path) -> str:
+    try:
+        return f"The curves: {history.plot(path)}"
+    except MissingExtra as error:
+        return str(error)
+
+
+def _save(result: Group, path: Path) -> None:
+    """Writes the table as a picture, at a width of its own."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        console = Console(file=nowhere, record=True, width=SVG_COLUMNS, force_terminal=True)
+        console.print(result)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        console.save_svg(str(path), title="lockstep demo")

@@ -1,0 +1,73 @@
+"""`lockstep devices`: what each installed framework can train on here."""
+
+import importlib.util
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.backends import choose
+from lockstep.devices import resolve
+from lockstep.errors import MissingExtra, PlatformError
+from lockstep.launch.workers import require_linux
+
+HOMES = {"torch": "lockstep.backends.torch"}
+"""The backend of every framework that Lockstep trains with."""
+
+
+def installed() -> list[str]:
+    """The frameworks that this interpreter can import, found without importing them."""
+    return [name for name in HOMES if importlib.util.find_spec(name) is not None]
+
+
+def require(framework: str) -> None:
+    """Raises where the framework is not installed."""
+    if framework not in installed():
+        raise MissingExtra(f'This needs {framework}. Install it: pip install "lockstep-train[{framework}]"')
+
+
+def available(framework: str) -> Sequence[str]:
+    """The accelerators that the framework sees; imports it."""
+    return choose.module(HOMES[framework]).available()
+
+
+def show(console: Console) -> None:
+    """Prints one row per installed framework, and what the CPU can do."""
+    frameworks = installed()
+    if not frameworks:
+        raise MissingExtra(
+            f"Lockstep trains with {', '.join(HOMES)}, and none is installed. "
+            'Install one: pip install "lockstep-train[torch]"'
+        )
+    table = Table("framework", "version", "accelerators", "devices=None means")
+    for framework in frameworks:
+        found = available(framework)
+        table.add_row(framework, version(framework), _names(found) or "none", _replicas(resolve(None, found)))
+    console.print(table)
+    console.print(Text(f"CPU: {_cores()}; {_processes()}."))
+
+
+def _names(devices: Sequence[str]) -> str:
+    return ", ".join(devices) if len(devices) <= 2 else f"{devices[0]} … {devices[-1]}"
+
+
+def _replicas(devices: Sequence[str]) -> str:
+    return f"{len(devices)} replica{'s' * (len(devices) > 1)}: {_names(devices)}"
+
+
+def _cores() -> str:
+    # The cores that this process may use: in a container or under SLURM fewer than the machine has.
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{count} core{'s' * (count > 1)}"
+
+
+def _processes() -> str:
+    try:
+        require_linux()
+    except PlatformError:
+        return f"on {platform.system()} one replica"
+    return 'devices=["cpu"] * n trains on n replicas, each in a process of its own'
