@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +16,7 @@ from lockstep.callbacks.base import Params
 from lockstep.core import batches, digest, loop, plan, tree
 from lockstep.core.metrics import Column, Sums, results
 from lockstep.data import source
-from lockstep.errors import BatchError, DivergedError, ExactError
+from lockstep.errors import BatchError, DivergedError, ExactError, PlanError
 from lockstep.run import Run
 from lockstep.world import Team
 
@@ -99,10 +101,10 @@ class Trainer:
         params = Params(
             epochs=epochs,
             steps=steps_per_epoch or train.num_steps,
-            batch_size=batch_size,
+            batch_size=train.batch_size,
             examples=train.num_examples,
         )
-        self._batch_size = batch_size
+        self._batch_size = train.batch_size
         self.stop_training = False
         self.history = History(self._team.devices)
         shown = [Progress()] if verbose and first else []
@@ -215,7 +217,26 @@ class Trainer:
         """Makes the same steps at each number of devices and compares the bits; the state is as before afterwards."""
         if not self._recipe.options.exact:
             raise ExactError("verify checks the promise of equal bits. This trainer has exact=False. Use exact=True.")
-        return verification.verify(self, data, steps, devices)
+        batch_list = list(islice(self._source(data, None, shuffle=True).epoch(0), steps))
+        shards = self._run.shards or plan.default_shards(batches.count(batch_list[0]), max(devices))
+        state = self._backend.state()
+
+        def on(count: int) -> Trainer:
+            self._backend.load(state)
+            trainer = Trainer(
+                self._recipe, self._backend, self._start, self._names(count), replace(self._run, shards=shards)
+            )
+            if len(trainer.devices) != count:
+                raise PlanError(
+                    f"verify chooses the devices. It wants {count}, and a launcher has set {len(trainer.devices)}. "
+                    "Start the script without torchrun or srun."
+                )
+            return trainer
+
+        try:
+            return verification.verify(on, batch_list, devices)
+        finally:
+            self._backend.load(state)
 
     def close(self) -> None:
         """Ends the workers. Idempotent; also done at the end of the script. A later use starts them again."""
@@ -234,6 +255,12 @@ class Trainer:
         self.close()
 
     # -- inside
+
+    def _names(self, count: int) -> tuple[str, ...]:
+        """That many devices of this trainer's kind; a GPU may carry several replicas."""
+        if self._devices[0].startswith("cpu"):
+            return tuple(f"cpu:{index}" for index in range(count))
+        return tuple(self._devices[index % len(self._devices)] for index in range(count))
 
     @property
     def _team(self) -> Team:

@@ -1,16 +1,12 @@
 """Verification: the same steps at several numbers of devices, compared by digest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from lockstep.core import digest, plan
-from lockstep.core.batches import count as count_examples
+from lockstep.core import digest
 from lockstep.errors import DivergedError
-
-if TYPE_CHECKING:
-    from lockstep.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -29,34 +25,31 @@ class Verification:
         return len(set(self.digests.values())) == 1
 
 
-def verify(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int]) -> Verification:
+class Stepper(Protocol):
+    """What is verified: something that makes steps and tells the digests of its state."""
+
+    def step(self, batch: Any) -> Any:
+        """One step."""
+
+    def digests(self) -> dict[str, str]:
+        """The digest of every array of the state."""
+
+
+def verify(
+    on: Callable[[int], AbstractContextManager[Stepper]], batches: Sequence[Any], devices: Sequence[int]
+) -> Verification:
     """Makes the steps at each count of devices; raises DivergedError at the first difference, with step and tensor."""
-    backend, run = trainer._backend, trainer._run
-    state, before = backend.state(), (run.step, run.shards, run.threads)
-    own, kind = trainer._devices, trainer._devices[0].partition(":")[0]
-    batches = list(islice(trainer._source(data, None, shuffle=True).epoch(0), steps))
     result: dict[int, tuple[str, ...]] = {}
     reference: list[dict[str, str]] = []
-    if run.shards is None:
-        run.shards = plan.default_shards(count_examples(batches[0]), max(devices))
-    try:
-        for count in devices:
-            trainer.close()
-            backend.load(state)
-            run.step = before[0]
-            trainer._devices = own if count == len(own) else tuple(f"{kind}:{index}" for index in range(count))
-            found = []
+    for count in devices:
+        found = []
+        with on(count) as trainer:
             for batch in batches:
                 trainer.step(batch)
                 found.append(trainer.digests())
-            reference = reference or found
-            _compare(reference, found, devices[0], count)
-            result[count] = tuple(digest.of_state(each, step) for step, each in enumerate(found, start=1))
-    finally:
-        trainer.close()
-        trainer._devices = own
-        backend.load(state)
-        run.step, run.shards, run.threads = before
+        reference = reference or found
+        _compare(reference, found, devices[0], count)
+        result[count] = tuple(digest.of_state(each, step) for step, each in enumerate(found, start=1))
     return Verification(result)
 
 
@@ -66,5 +59,6 @@ def _compare(one: list[dict[str, str]], other: list[dict[str, str]], first: int,
             if right.get(name) != value:
                 raise DivergedError(
                     f"Any number of devices gives the same bits. With {count} devices {name!r} differs from {first} "
-                    f"after step {step}. Report this, with the model."
+                    f"after step {step}. Look for something that depends on the process: its id, its clock, a "
+                    "generator that is not torch's."
                 )

@@ -6,6 +6,7 @@ what the demo tells comes from what those scripts printed and wrote.
 
 import csv
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -15,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.console import Console, Group
 from rich.syntax import Syntax
 from rich.table import Table
@@ -32,7 +34,7 @@ EPOCHS = 10  # as in the scripts
 REPLICAS = (1, 2, 3)
 DDP_PROCESSES = (1, 2)
 DIGEST_CHARACTERS = 16
-SVG_COLUMNS = 72
+SVG_COLUMNS = 66
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,8 @@ def show(console: Console, epochs: int, curves: Path, picture: Path | None) -> b
     ours, theirs = outcomes[: len(REPLICAS)], outcomes[len(REPLICAS) :]
     result = Group(_table(ours, theirs), _verdict(ours, theirs))
     console.print(result)
-    console.print(Text(ours[-1].history.closing(), style="bold"))
-    console.print(Text(_draw(ours[-1].history, curves)), soft_wrap=True)
-    console.print(Text("The train.py that Lockstep just ran, as: " + "python train.py cpu cpu cpu", style="bold"))
+    console.print(Text(f"{ours[-1].history.closing()}\n{_draw(ours[-1].history, curves)}\n"), soft_wrap=True)
+    console.print(Text("What was run, as python train.py cpu cpu cpu:\n"))
     console.print(Syntax(train, "python", background_color="default", word_wrap=True))
     if picture is not None:
         _save(result, picture)
@@ -117,7 +118,7 @@ def _with_epochs(text: str, epochs: int) -> str:
 
 
 def _table(ours: list[Outcome], theirs: list[Outcome]) -> Table:
-    table = Table("", "devices", "test accuracy", "s/epoch", "digest of the trained model")
+    table = Table("", "devices", "test accuracy", "s/epoch", "digest", box=box.SIMPLE_HEAD)
     for column in (1, 2, 3):
         table.columns[column].justify = "right"
     for group in (ours, theirs):
@@ -136,12 +137,12 @@ def _table(ours: list[Outcome], theirs: list[Outcome]) -> Table:
 
 def _verdict(ours: list[Outcome], theirs: list[Outcome]) -> Text:
     if not _equal(ours):
-        return Text("Lockstep: the digests differ. Please report this.", style="bold red")
+        return Text("  Lockstep: the digests differ, and they must not. Please report this.\n", style="bold red")
     return Text.assemble(
-        ("Lockstep: 1, 2 and 3 devices, one model, equal to the last bit.\n", "green"),
-        ("DDP: the same model after all.", "")
+        ("  Lockstep: 1, 2 and 3 devices, the same model to the last bit.\n", "bold green"),
+        ("  DDP: the same model on 1 and 2 processes, this time.\n", "bold")
         if _equal(theirs)
-        else ("DDP: another model for each number of processes.", "red"),
+        else ("  DDP: 1 and 2 processes, two different models.\n", "bold red"),
     )
 
 
@@ -157,9 +158,11 @@ def _draw(history: History, path: Path) -> str:
 
 
 def _save(result: Group, path: Path) -> None:
-    """Writes the table as a picture, at a width of its own."""
+    """Writes the table as a picture of its own width, in whatever fixed-width font the reader has."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         console = Console(file=nowhere, record=True, width=SVG_COLUMNS, force_terminal=True)
         console.print(result)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        console.save_svg(str(path), title="lockstep demo")
+        drawn = console.export_svg(title="lockstep demo", unique_id="lockstep-demo")
+    drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL).replace("Fira Code", "DejaVu Sans Mono")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(drawn, encoding="utf-8")

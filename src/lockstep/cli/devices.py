@@ -6,6 +6,7 @@ import platform
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -43,12 +44,12 @@ def show(console: Console) -> None:
             f"Lockstep trains with {', '.join(HOMES)}, and none is installed. "
             'Install one: pip install "lockstep-train[torch]"'
         )
-    table = Table("framework", "version", "accelerators", "devices=None means")
+    table = Table("framework", "version", "accelerators", "devices=None means", box=box.SIMPLE_HEAD)
     for framework in frameworks:
         found = available(framework)
         table.add_row(framework, version(framework), _names(found) or "none", _replicas(resolve(None, found)))
     console.print(table)
-    console.print(Text(f"CPU: {_cores()}; {_processes()}."))
+    console.print(Text(f"  CPU: {_cores()}; {_processes()}."))
 
 
 def _names(devices: Sequence[str]) -> str:
@@ -70,4 +71,4 @@ def _processes() -> str:
         require_linux()
     except PlatformError:
         return f"on {platform.system()} one replica"
-    return 'devices=["cpu"] * n trains on n replicas, each in a process of its own'
+    return 'devices=["cpu"] * n gives n replicas, each in its own process'

@@ -37,7 +37,8 @@ def load(text: str) -> Callable[..., Any]:
 
 def _module(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(MODULE, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
     if str(path.parent) not in sys.path:

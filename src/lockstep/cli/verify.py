@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -34,14 +35,14 @@ class Question:
 def show(console: Console, question: Question, script: str | None) -> None:
     """Prints a table of digests; raises DivergedError, which names step and tensor, where two differ."""
     trainer, data = _built_in(question) if script is None else _users_own(script)
-    with trainer:
+    counts = _listed(question.counts)
+    with trainer, console.status(f"{question.steps} steps on {counts} devices"):
         # A loader has its own batches; arrays are cut into batches of this size.
         batches = list(islice(trainer._source(data, question.batch_size, shuffle=True).epoch(0), question.steps))
-        with console.status(f"{question.steps} steps on {_listed(question.counts)} devices"):
-            result = trainer.verify(batches, steps=question.steps, devices=question.counts)
+        result = trainer.verify(batches, steps=question.steps, devices=question.counts)
     console.print(_table(result.digests, console.width))
-    counts, steps = _listed(question.counts), len(batches)
-    console.print(Text(f"The same bits after every one of {steps} steps, on {counts} devices.", style="green"))
+    verdict = f"  The same bits after every one of {len(batches)} steps on {counts} devices."
+    console.print(Text(verdict, style="bold green"))
 
 
 def _built_in(question: Question) -> tuple[Trainer, Any]:
@@ -70,9 +71,9 @@ def _users_own(script: str) -> tuple[Trainer, Any]:
 
 def _table(digests: Mapping[int, Sequence[str]], width: int) -> Table:
     """One row per step, one column per number of devices; the digests as long as there is room for."""
-    room = (width - len("│ step │")) // len(digests) - len(" … │")
+    room = (width - len("  step  ")) // len(digests) - len("   ")
     characters = min(DIGEST_CHARACTERS, max(LEAST_CHARACTERS, room))
-    table = Table("step", *(f"{count} device{'s' * (count > 1)}" for count in digests))
+    table = Table("step", *(f"{count} device{'s' * (count > 1)}" for count in digests), box=box.SIMPLE_HEAD)
     for step, row in enumerate(zip(*digests.values(), strict=True), start=1):
         table.add_row(str(step), *(Text(digest[:characters], style="green", no_wrap=True) for digest in row))
     return table

@@ -16,6 +16,7 @@ class Source(Protocol):
 
     num_examples: int | None
     num_steps: int | None
+    batch_size: int | None
 
     def epoch(self, index: int) -> Iterator[Any]:
         """The batches of epoch `index`."""
@@ -34,7 +35,7 @@ class ArraySource:
         if batch_size < 1:
             raise BatchError(f"A batch holds at least one example. Got batch_size={batch_size}. Use 1 or more.")
         self._arrays = arrays
-        self._batch_size = batch_size
+        self.batch_size: int | None = batch_size
         self._shuffle = shuffle
         self._seed = seed
         self.num_examples: int | None = batches.count(arrays)
@@ -43,9 +44,10 @@ class ArraySource:
     def epoch(self, index: int) -> Iterator[Any]:
         """The batches of the epoch, in the order of (seed, epoch) where shuffled."""
         assert self.num_examples is not None
+        assert self.batch_size is not None
         order = seeds.order(self._seed, index, self.num_examples) if self._shuffle else None
-        for start in range(0, self.num_examples, self._batch_size):
-            stop = min(start + self._batch_size, self.num_examples)
+        for start in range(0, self.num_examples, self.batch_size):
+            stop = min(start + self.batch_size, self.num_examples)
             yield batches.select(self._arrays, slice(start, stop) if order is None else order[start:stop])
 
 
@@ -58,6 +60,7 @@ class IterableSource:
     """
 
     num_examples: int | None = None
+    batch_size: int | None = None
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         self._iterable = iterable

@@ -7,6 +7,7 @@ take memory.
 
 import mmap
 import os
+import weakref
 
 from lockstep.errors import PlatformError
 
@@ -18,6 +19,7 @@ class Region:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._finalizer = weakref.finalize(self, os.close, descriptor)
         self._view = memoryview(b"")
 
     @classmethod
@@ -44,7 +46,5 @@ class Region:
 
     def close(self) -> None:
         """Closes the descriptor; the memory goes with the last view of it."""
-        if self.descriptor >= 0:
-            self._view = memoryview(b"")
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._view = memoryview(b"")
+        self._finalizer()

@@ -12,6 +12,7 @@ whole, and the next use starts a new crew from it.
 import functools
 import os
 import pickle
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -50,6 +51,7 @@ class Crew:
         self._leaves, self._parcels, control = (Region.create(name) for name in ("leaves", "parcels", "control"))
         self._regions = (self._leaves, self._parcels, control)
         self._bells = tuple(os.eventfd(0) for _ in groups)
+        self._hang_up = weakref.finalize(self, _close, self._bells)
         self.closed = False
         self.member = Member(backend, MemoryExchange(backend), deferred)
         descriptors = tuple(region.descriptor for region in self._regions)
@@ -115,8 +117,7 @@ class Crew:
         self.member.exchange.close()
         for region in self._regions:
             region.close()
-        for bell in self._bells:
-            os.close(bell)
+        self._hang_up()
 
     @contextmanager
     def _whole_or_closed(self) -> Iterator[None]:
@@ -172,3 +173,8 @@ class Crew:
         if failures:
             raise next((error for error in failures if isinstance(error, WorkerError)), failures[0])
         return answers
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

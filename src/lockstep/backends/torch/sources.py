@@ -33,7 +33,7 @@ class DatasetSource:
 
     def __init__(self, dataset: Any, batch_size: int, shuffle: bool, seed: int) -> None:
         self._dataset = dataset
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
         self.num_examples = len(dataset)
@@ -42,8 +42,8 @@ class DatasetSource:
     def epoch(self, index: int) -> Iterator[Any]:
         """The batches of the epoch; random transforms draw from (seed, epoch)."""
         order = seeds.order(self._seed, index, self.num_examples) if self._shuffle else np.arange(self.num_examples)
-        starts = range(0, self.num_examples, self._batch_size)
-        return _apart((self._batch(order[start : start + self._batch_size]) for start in starts), self._seed, index)
+        starts = range(0, self.num_examples, self.batch_size)
+        return _apart((self._batch(order[start : start + self.batch_size]) for start in starts), self._seed, index)
 
     def _batch(self, indices: Any) -> Any:
         if hasattr(self._dataset, "__getitems__"):
@@ -60,6 +60,7 @@ class LoaderSource:
             raise BatchError("The batch is the whole batch. Remove the sampler.")
         self._loader = loader
         self._seed = seed
+        self.batch_size: int | None = loader.batch_size
         try:
             self.num_steps: int | None = len(loader)
             self.num_examples: int | None = len(loader.dataset)
