@@ -271,7 +271,11 @@ class Trainer:
     def _source(self, data: Any, batch_size: int | None, shuffle: bool) -> source.Source:
         size = batch_size or self._batch_size or DEFAULT_BATCH_SIZE
         own: source.Source | None = self._backend.source(data, size, shuffle, self._run.seed)
-        return own if own is not None else source.of(data, size, shuffle, self._run.seed)
+        if own is not None:
+            return own
+        if self._devices[0].startswith("cpu"):  # numpy gathers without waking the framework's threads
+            data = batches.transform(data, self._backend.host)
+        return source.of(data, size, shuffle, self._run.seed)
 
     def _num_shards(self, num_examples: int) -> int:
         return self._run.shards or plan.default_shards(num_examples, len(self._team.devices))

@@ -12,6 +12,7 @@ adds them. They can be sliced, which is all an exchange does with them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -75,6 +76,9 @@ class Backend(Protocol):
 
     name: str
     devices: tuple[str, ...]
+
+    def computing(self, work: Work) -> AbstractContextManager[None]:
+        """Inside, the framework computes as the promise needs; afterwards every global switch is as it was."""
 
     # -- one step: leaves -> (exchange) -> update
 

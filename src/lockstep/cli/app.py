@@ -62,7 +62,7 @@ def verify(
     devices: Annotated[str, typer.Option(help="The numbers of devices to compare.")] = "1,2,3,4",
     steps: Annotated[int, typer.Option(min=1, help="Training steps at each number of devices.")] = 5,
     shards: Annotated[int | None, typer.Option(min=1, help="Shards of the built-in model.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples in a batch of arrays.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples in a batch, where data comes as arrays.")] = 256,
 ) -> None:
     """Make the same steps on each number of devices and compare the bits."""
     if script is not None and shards is not None:

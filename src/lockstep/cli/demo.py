@@ -34,7 +34,7 @@ EPOCHS = 10  # as in the scripts
 REPLICAS = (1, 2, 3)
 DDP_PROCESSES = (1, 2)
 DIGEST_CHARACTERS = 16
-SVG_COLUMNS = 66
+SVG_COLUMNS = 70
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,39 +13,75 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.cli import devices, scripts, target
+from lockstep.data.source import Source
 from lockstep.datasets import digits
-from lockstep.errors import ModelError
+from lockstep.errors import BatchError, LockstepError, ModelError
 from lockstep.trainer import Trainer
+from lockstep.verification import Verification
 
 DIGEST_CHARACTERS = 16
 LEAST_CHARACTERS = 8
-BATCH_SIZE = 256
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be compared. Shards and batch size that are None are the trainer's own."""
+    """What is to be compared; `shards` only of the built-in model, `batch_size` only of arrays and data sets."""
 
     counts: tuple[int, ...]
     steps: int
     shards: int | None = None
-    batch_size: int | None = None
+    batch_size: int = 256
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is verified: a trainer and its data, which were `lent` where the script gave none."""
+
+    trainer: Trainer
+    data: Any
+    lent: bool = False
 
 
 def show(console: Console, question: Question, script: str | None) -> None:
     """Prints a table of digests; raises DivergedError, which names step and tensor, where two differ."""
-    trainer, data = _built_in(question) if script is None else _users_own(script)
+    subject = _built_in(question) if script is None else _users_own(script)
     counts = _listed(question.counts)
-    with trainer, console.status(f"{question.steps} steps on {counts} devices"):
-        # A loader has its own batches; arrays are cut into batches of this size.
-        batches = list(islice(trainer._source(data, question.batch_size, shuffle=True).epoch(0), question.steps))
-        result = trainer.verify(batches, steps=question.steps, devices=question.counts)
+    with subject.trainer, console.status(f"{question.steps} steps on {counts} devices"):
+        result = _verify(subject, question)
     console.print(_table(result.digests, console.width))
-    verdict = f"  The same bits after every one of {len(batches)} steps on {counts} devices."
+    verdict = f"  The same bits after each of {question.steps} steps on {counts} devices."
     console.print(Text(verdict, style="bold green"))
 
 
-def _built_in(question: Question) -> tuple[Trainer, Any]:
+def _verify(subject: Subject, question: Question) -> Verification:
+    try:
+        batches = _batches(subject.trainer._source(subject.data, question.batch_size, shuffle=True), question.steps)
+        return subject.trainer.verify(batches, steps=question.steps, devices=question.counts)
+    except LockstepError:
+        raise
+    except Exception as error:
+        if not subject.lent:
+            raise
+        raise ModelError(
+            "A function that gives a trainer alone has it verified on the bundled digits, rows of 64 numbers. "
+            f"The model does not take them: {error}. End the function with: return trainer, (x, y)"
+        ) from error
+
+
+def _batches(source: Source, steps: int) -> list[Any]:
+    """That many batches, from as many epochs as they take."""
+    batches: list[Any] = []
+    for epoch in count():
+        more = list(islice(source.epoch(epoch), steps - len(batches)))
+        batches += more
+        if len(batches) == steps:
+            break
+        if not more:
+            raise BatchError(f"The data must hold at least one batch. Got none in epoch {epoch + 1}.")
+    return batches
+
+
+def _built_in(question: Question) -> Subject:
     """The network that ships with the package, on accelerators where there are enough, else on the CPU."""
     devices.require("torch")
     with tempfile.TemporaryDirectory() as folder:
@@ -53,27 +89,27 @@ def _built_in(question: Question) -> tuple[Trainer, Any]:
         path.write_text(scripts.VERIFY, encoding="utf-8")
         make = target.load(f"{path}:make_trainer")
     enough = len(devices.available("torch")) >= max(question.counts)
-    trainer, (x, y) = make(devices=1 if enough else ["cpu"], shards=question.shards)
-    size = question.batch_size or BATCH_SIZE
-    return trainer, [(x[start : start + size], y[start : start + size]) for start in range(0, len(x), size)]
+    trainer, data = make(devices=1 if enough else ["cpu"], shards=question.shards)
+    return Subject(trainer, data)
 
 
-def _users_own(script: str) -> tuple[Trainer, Any]:
+def _users_own(script: str) -> Subject:
     made = target.load(script)()
-    trainer, data = made if isinstance(made, tuple) and len(made) == 2 else (made, digits()[0])
+    alone = not (isinstance(made, tuple) and len(made) == 2)
+    trainer, data = (made, digits()[0]) if alone else made
     if not isinstance(trainer, Trainer):
         raise ModelError(
-            f"{script} must give what lockstep.wrap returned, or (trainer, data). Got {type(made).__name__}. "
+            f"{script} must give what lockstep.wrap returned, or (trainer, data). Got {type(trainer).__name__}. "
             "End the function with: return trainer, (x, y)"
         )
-    return trainer, data
+    return Subject(trainer, data, lent=alone)
 
 
 def _table(digests: Mapping[int, Sequence[str]], width: int) -> Table:
     """One row per step, one column per number of devices; the digests as long as there is room for."""
     room = (width - len("  step  ")) // len(digests) - len("   ")
     characters = min(DIGEST_CHARACTERS, max(LEAST_CHARACTERS, room))
-    table = Table("step", *(f"{count} device{'s' * (count > 1)}" for count in digests), box=box.SIMPLE_HEAD)
+    table = Table("step", *(f"{number} device{'s' * (number > 1)}" for number in digests), box=box.SIMPLE_HEAD)
     for step, row in enumerate(zip(*digests.values(), strict=True), start=1):
         table.add_row(str(step), *(Text(digest[:characters], style="green", no_wrap=True) for digest in row))
     return table

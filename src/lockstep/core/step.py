@@ -35,9 +35,12 @@ class Member:
         leaves every replica as it was. From the commit on every replica applies
         the update, and an interrupt waits until it is done.
         """
+        with self.backend.computing(work):
+            return self._step(work)
+
+    def _step(self, work: "Work") -> Sums:
         try:
-            nodes = self._nodes(work)
-            total, sums = self.exchange.reduce(nodes, work)
+            total, sums = self.exchange.reduce(self._nodes(work), work)
             if not sums[1] and sums[2]:
                 raise NonFiniteError(
                     f"The weights of a batch sum to more than 0. Got 0 in step {work.step}: every target is ignored "
@@ -70,11 +73,13 @@ class Member:
 
     def evaluate(self, work: "Work") -> dict[int, Sums]:
         """The sums of this process's shards, without training."""
-        return dict(self.backend.evaluate(work))
+        with self.backend.computing(work):
+            return dict(self.backend.evaluate(work))
 
     def forward(self, work: "Work") -> dict[int, Any]:
         """The outputs of this process's shards, without training."""
-        return dict(self.backend.forward(work))
+        with self.backend.computing(work):
+            return dict(self.backend.forward(work))
 
     def digests(self, work: "Work") -> dict[int, dict[str, str]]:
         """The digest of every array of this process's state."""

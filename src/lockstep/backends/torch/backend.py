@@ -1,7 +1,7 @@
 """The PyTorch side of the seam: one replica, in this process, on one device."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -48,12 +48,17 @@ class TorchBackend:
             torch.cuda.set_device(self._device)
         self._replica = Replica(recipe.model, recipe.optimizer, self._device)
         loss = recipe.loss.to(self._device) if isinstance(recipe.loss, torch.nn.Module) else recipe.loss
-        self._shards = Shards(self._replica, loss, resolve(recipe.metrics, metrics.named(loss)))
+        chosen = resolve(recipe.metrics, metrics.named(loss))
+        self._shards = Shards(self._replica, loss, chosen, self._options.precision)
         self._scaler = Scaler(2.0**16) if self._options.precision == "fp16" else Scaler()
         # An optimizer of torch's own never writes to the gradient it is given; a stranger gets a copy.
         self._writes_gradients = not type(recipe.optimizer).__module__.startswith("torch.optim")
         self._trained: dict[str, Tensor] = {}
         self._layout: Layout | None = None
+
+    def computing(self, work: Work) -> AbstractContextManager[None]:
+        """Threads, deterministic algorithms and gradients as the promise needs them."""
+        return settings.computing(work.threads, self._device, self._options.exact)
 
     # -- one step
 
@@ -86,7 +91,7 @@ class TorchBackend:
         statistics = self._shards.statistics
         statistics.keep()
         self._shards.clear()
-        with self._computing(work), generators.borrowed(self._device):
+        with generators.borrowed(self._device):
             try:
                 for shard, piece in work.shards.items():
                     self._shards.leaf(work, shard, piece, trained, _fields(into[shard]), self._scaler.scale)
@@ -130,8 +135,7 @@ class TorchBackend:
         """The optimizer's step with the summed gradient, and the averaged buffers."""
         fields = _fields(total)
         there = fields.there.tolist()
-        with self._computing(work), torch.autocast(self._device.type, enabled=False):
-            self._step(fields, there[: len(self._trained)])
+        self._step(fields, there[: len(self._trained)])
         statistics = self._shards.statistics
         statistics.apply(fields.buffers, [bool(flag) for flag in there[len(self._trained) :]])
         self._replica.look()
@@ -171,30 +175,38 @@ class TorchBackend:
             gradients = list(torch._foreach_mul(gradients, factor))
         return gradients
 
-    def _computing(self, work: Work) -> AbstractContextManager[None]:
-        return settings.computing(work.threads, self._device, self._options.precision, self._options.exact)
-
     # -- forward only
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Loss and metrics of each shard in evaluation mode."""
-        with self._resting(work):
+        with self._resting():
             for shard, piece in work.shards.items():
                 yield shard, self._shards.sums(work, shard, piece).numpy()
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
         """The model's outputs in evaluation mode."""
-        with self._resting(work):
+        with self._resting():
             for shard, piece in work.shards.items():
-                outputs = inputs.call(self._replica.model, inputs.put(piece, self._device))
-                yield shard, transform(outputs, lambda value: inputs.host(_plain(value)))
+                yield (
+                    shard,
+                    transform(self._shards.outputs(work, shard, piece), lambda value: inputs.host(_plain(value))),
+                )
 
     def native(self, outputs: Any) -> Any:
         """Outputs as tensors on this replica's device."""
         return transform(outputs, lambda value: inputs.put(value, self._device))
 
-    def _resting(self, work: Work) -> "_Resting":
-        return _Resting(self, work)
+    @contextmanager
+    def _resting(self) -> Iterator[None]:
+        """Evaluation mode without gradients; each module's own mode comes back afterwards."""
+        modes = [module.training for module in self._replica.modules]
+        self._replica.model.eval()
+        try:
+            with generators.borrowed(self._device), torch.no_grad():
+                yield
+        finally:
+            for module, training in zip(self._replica.modules, modes, strict=True):
+                module.training = training
 
     # -- state
 
@@ -241,27 +253,6 @@ class TorchBackend:
     def dump(self) -> bytes:
         """The recipe in one pickle, everything on the CPU."""
         return pickling.dump(self._recipe)
-
-
-class _Resting:
-    """Evaluation mode without gradients; each module's own mode comes back afterwards."""
-
-    def __init__(self, backend: TorchBackend, work: Work) -> None:
-        self._backend = backend
-        self._contexts = (backend._computing(work), generators.borrowed(backend._device), torch.no_grad())
-        self._modes: list[bool] = []
-
-    def __enter__(self) -> None:
-        self._modes = [module.training for module in self._backend._replica.modules]
-        self._backend._replica.model.eval()
-        for context in self._contexts:
-            context.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for context in reversed(self._contexts):
-            context.__exit__(None, None, None)
-        for module, training in zip(self._backend._replica.modules, self._modes, strict=True):
-            module.training = training
 
 
 def _plain(value: Any) -> Any:

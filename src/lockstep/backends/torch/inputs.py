@@ -32,17 +32,13 @@ def put(value: Any, device: torch.device) -> Any:
 
 
 def host(value: Any) -> Any:
-    """A tensor as numpy, sharing its memory where it is on the CPU; anything else as it is."""
+    """A tensor as numpy, sharing its memory where it can; anything else as it is."""
     if isinstance(value, list):
         return [host(entry) for entry in value]
     if not isinstance(value, torch.Tensor):
         return value
-    if value.dtype == torch.bfloat16:
-        raise BatchError(
-            "A batch travels to the workers as numpy, which has no bfloat16. Got a bfloat16 tensor in the batch. "
-            "Give float32 data and precision='bf16'."
-        )
-    return value.detach().cpu().numpy()
+    value = value.detach().cpu()
+    return value if value.dtype == torch.bfloat16 else value.numpy()  # numpy has no bfloat16
 
 
 def call(model: torch.nn.Module, inputs: Any) -> Any:

@@ -5,7 +5,7 @@ over the script's own values first.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ def flushes_denormals() -> bool:
 
 
 @contextmanager
-def computing(threads: int, device: torch.device, precision: str | None, exact: bool) -> Iterator[None]:
+def computing(threads: int, device: torch.device, exact: bool) -> Iterator[None]:
     """Inside, torch computes as the promise needs; afterwards every switch is where the script had it."""
     before = (
         torch.get_num_threads(),
@@ -51,21 +51,22 @@ def computing(threads: int, device: torch.device, precision: str | None, exact: 
         torch.backends.cudnn.benchmark,
     )
     try:
-        if device.type == "cpu" and before[0] != threads:
+        if device.type == "cpu":
             torch.set_num_threads(threads)
         if exact:
             torch.use_deterministic_algorithms(True)
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
             torch.backends.cudnn.benchmark = False
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
-            dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision or "")
-            stack.enter_context(torch.autocast(device.type, dtype=dtype, enabled=dtype is not None))
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             yield
     finally:
-        if torch.get_num_threads() != before[0]:
-            torch.set_num_threads(before[0])
+        torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1], warn_only=before[2])
         torch.utils.deterministic.fill_uninitialized_memory = before[3]  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = before[4]
+
+
+def precise(precision: str | None, device: torch.device) -> AbstractContextManager[object]:
+    """Inside, a forward pass runs in mixed precision, where that was asked for."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision or "")
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from lockstep.backends.base import Node, Work
-from lockstep.backends.torch import generators, losses, metrics
+from lockstep.backends.torch import generators, losses, metrics, settings
 from lockstep.backends.torch.buffers import Statistics
-from lockstep.backends.torch.inputs import put
+from lockstep.backends.torch.inputs import call, put
 from lockstep.backends.torch.losses import Share, Term
 from lockstep.backends.torch.replica import Replica
 from lockstep.core import seeds
@@ -56,10 +56,11 @@ class Fields:
 class Shards:
     """Computes the shards of one replica."""
 
-    def __init__(self, replica: Replica, loss: Any, chosen: list[Metric]) -> None:
+    def __init__(self, replica: Replica, loss: Any, chosen: list[Metric], precision: str | None) -> None:
         self._replica = replica
         self._term = losses.of(loss)
         self._metrics = chosen
+        self._precision = precision
         self._own_metrics = isinstance(loss, Objective)
         self.statistics = Statistics(replica.buffers)
         self.columns: list[Column] = []
@@ -99,17 +100,27 @@ class Shards:
         term, share = self._forward(work, shard, piece)
         return torch.tensor(self._measure(term, share), dtype=torch.float64)
 
+    def outputs(self, work: Work, shard: int, piece: Any) -> Any:
+        """The model's outputs for one shard's inputs."""
+        with self._alone(work, shard):
+            return call(self._replica.model, put(piece, self._replica.device))
+
     def clear(self) -> None:
         """Forgets gradients, as `zero_grad` does, also those of parameters that the optimizer does not hold."""
         for parameter in self._replica.parameters.values():
             parameter.grad = None
 
     def _forward(self, work: Work, shard: int, piece: Any) -> tuple[Term, Share]:
-        batch = put(piece, self._replica.device)
-        share = Share(count(batch), work.num_examples, work.num_shards == 1)
+        share = Share(count(piece), work.num_examples, work.num_shards == 1)
+        with self._alone(work, shard):
+            return self._term(self._replica.model, put(piece, self._replica.device), share), share
+
+    @contextmanager
+    def _alone(self, work: Work, shard: int) -> Iterator[None]:
+        """The shard's own seed, the precision asked for, and errors that name the shard."""
         generators.seed(seeds.shard(work.seed, work.step, shard), self._replica.device)
-        with _explained(work, shard):
-            return self._term(self._replica.model, batch, share), share
+        with _explained(work, shard), settings.precise(self._precision, self._replica.device):
+            yield
 
     def _measure(self, term: Term, share: Share) -> list[float]:
         """[loss, weight, divided, metric sums ...] of one shard."""
