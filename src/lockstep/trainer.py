@@ -205,8 +205,8 @@ class Trainer:
         }
         first = everyone[0]
         for replica, digests in everyone.items():
-            for name, value in digests.items():
-                if value != first.get(name):
+            for name in sorted(first.keys() | digests.keys()):
+                if digests.get(name) != first.get(name):
                     raise DivergedError(
                         f"Every replica holds the same bits. {name!r} on {self.devices[replica]} differs from "
                         f"{self.devices[0]} after step {self._run.step}. Report this, with the model."

@@ -54,7 +54,7 @@ def verify(
     script: Annotated[
         str | None,
         typer.Argument(
-            metavar="[FILE.py:FUNCTION]",
+            metavar="FILE.py:FUNCTION",
             help="A function that takes nothing and gives (trainer, data), or a trainer of the bundled digits. "
             "Without it, a small convolutional network with batch norm and dropout is verified.",
         ),

@@ -1,6 +1,7 @@
 """Target: the function in a user's file that makes what is to be verified."""
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,5 +50,5 @@ def _module(path: Path) -> Any:
 
 
 def _functions(module: Any) -> str:
-    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == MODULE]
-    return ", ".join(name for name in own if callable(getattr(module, name))) or "(it defines none)"
+    own = [name for name, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == MODULE]
+    return ", ".join(own) or "(it defines none)"

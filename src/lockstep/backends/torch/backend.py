@@ -51,6 +51,7 @@ class TorchBackend:
         chosen = resolve(recipe.metrics, metrics.named(loss))
         self._shards = Shards(self._replica, loss, chosen, self._options.precision)
         self._scaler = Scaler(2.0**16) if self._options.precision == "fp16" else Scaler()
+        self._last_scale = self._scaler.scale
         # An optimizer of torch's own never writes to the gradient it is given; a stranger gets a copy.
         self._writes_gradients = not type(recipe.optimizer).__module__.startswith("torch.optim")
         self._trained: dict[str, Tensor] = {}
@@ -135,6 +136,7 @@ class TorchBackend:
         """The optimizer's step with the summed gradient, and the averaged buffers."""
         fields = _fields(total)
         there = fields.there.tolist()
+        self._last_scale = self._scaler.scale
         self._step(fields, there[: len(self._trained)])
         statistics = self._shards.statistics
         statistics.apply(fields.buffers, [bool(flag) for flag in there[len(self._trained) :]])
@@ -142,7 +144,7 @@ class TorchBackend:
 
     def norm(self, total: Node) -> float:
         """The norm over all tensors of the gradient, before clipping."""
-        return float(torch.nn.utils.get_total_norm(_fields(total).gradients)) / self._scaler.scale
+        return float(torch.nn.utils.get_total_norm(_fields(total).gradients)) / self._last_scale
 
     @property
     def columns(self) -> Sequence[Column]:

@@ -47,10 +47,14 @@ class Replica:
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
             if tensor.untyped_storage().data_ptr() % CACHE_LINE:
                 tensor.data = tensor.data.clone()
-        for slots in self.optimizer.state.values():
+        for slots in map(self._slots, self.model.parameters()):
             for key, value in slots.items():
                 if isinstance(value, Tensor) and value.dim():
                     slots[key] = value.to(self.device)
+
+    def _slots(self, parameter: Tensor) -> dict[str, Any]:
+        slots: dict[str, Any] = self.optimizer.state.get(parameter, {})
+        return slots
 
     def trained(self) -> dict[str, Tensor]:
         """The parameters that the next update may change: held by the optimizer and not frozen."""
@@ -79,8 +83,8 @@ class Replica:
 
     def _signature(self) -> list[Any]:
         result: list[Any] = [(tensor._version, tensor.data_ptr()) for tensor in self.parameters.values()]
-        for slots in self.optimizer.state.values():
-            for value in slots.values():
+        for parameter in self.parameters.values():
+            for value in self._slots(parameter).values():
                 result.append((value._version, value.data_ptr()) if isinstance(value, Tensor) else value)
         return result
 
@@ -126,7 +130,7 @@ class Replica:
         state = {f"model.{name}": _array(parameter) for name, parameter in self.parameters.items()}
         state |= {f"model.{buffer.name}": _array(buffer.tensor) for buffer in self.buffers}
         for name, parameter in self.parameters.items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
+            for key, value in self._slots(parameter).items():
                 if value is not None:
                     state[f"optimizer.{name}.{key}"] = _array(value)
         return state
@@ -172,8 +176,12 @@ class Replica:
 
 def _array(value: Any) -> Array:
     """A tensor's bytes as numpy holds them; a plain number keeps its being one."""
-    if not isinstance(value, Tensor):
+    if isinstance(value, bool | int | float):
         return Array(np.asarray(value), "python")
+    if not isinstance(value, Tensor):
+        raise OptimizerError(
+            f"An optimizer's slots are tensors and numbers. Got a {type(value).__name__}. Use another optimizer."
+        )
     value = value.detach().cpu().contiguous()
     if value.dtype in (torch.bfloat16,):
         return Array(value.view(torch.int16).numpy().copy(), "bfloat16")
