@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 GRACE_SECONDS = 1.0
-# Set by the test runner, and by torch when it first touches CUDA; both for the life of the process.
-LASTING = {"PYTEST_CURRENT_TEST", "CUDA_MODULE_LOADING"}
+# Set by the test runner, and by torch when it first touches CUDA or its compiler; for the life of the process.
+LASTING = {"PYTEST_CURRENT_TEST", "CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR"}
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep import verification
 from lockstep.backends.base import Backend, Recipe, Work
-from lockstep.callbacks import Callback, Chain, History, Progress
+from lockstep.callbacks import Callback, Chain, History
 from lockstep.callbacks.base import Params
 from lockstep.core import batches, digest, loop, plan, tree
 from lockstep.core.metrics import Column, Sums, results
@@ -107,8 +107,7 @@ class Trainer:
         self._batch_size = train.batch_size
         self.stop_training = False
         self.history = History(self._team.devices)
-        shown = [Progress()] if verbose and first else []
-        chain = Chain([*(callbacks if first else ()), *shown], self, params)
+        chain = Chain([*(callbacks if first else ()), *_shown(verbose and first)], self, params)
         inner = _Fit(self, validation_data)
         try:
             loop.fit(inner, train, epochs, steps_per_epoch, chain, self.history.record, time.perf_counter)
@@ -320,6 +319,14 @@ class _Fit:
 
     def validate(self) -> Mapping[str, float]:
         return {} if self._validation_data is None else self._trainer.evaluate(self._validation_data)
+
+
+def _shown(verbose: bool | int) -> list[Callback]:
+    if not verbose:
+        return []
+    from lockstep.callbacks.progress import Progress  # brings rich, which `import lockstep` does not wait for
+
+    return [Progress()]
 
 
 def _inputs(batch: Any) -> Any:

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from lockstep.callbacks import Chain, History, Progress
+from lockstep.callbacks import Chain, History
+from lockstep.callbacks.progress import Progress
 from lockstep.callbacks.bar import Bar, Speed
 from lockstep.callbacks.base import Params
 from lockstep.callbacks.screen import Notebook, choose

@@ -2,5 +2,3 @@ import os
 
 # Lockstep provides this for good, and the leak fixture would take it for a leak.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-# torch's compiler leaves this behind when the first optimizer wakes it.
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "/tmp/torchinductor")

@@ -256,7 +256,7 @@ class NumpyBackend:
         sums = [float(losses.sum()), float(own.sum()), float(divided)]
         if self._loss.reduction == "sum":
             sums[1:] = [0.0, 0.0]
-        elif work.num_shards == 1:
+        elif work.num_shards == 1 and own.sum():
             slopes, sums[2] = slopes / own.sum(), 0.0
         elif not divided:
             slopes = slopes / work.num_examples
@@ -324,7 +324,6 @@ class NumpyBackend:
                 for name, value in state.items()
                 if name.startswith("optimizer.")
             }
-        self._seen = self._bytes()
 
     def controls(self) -> Any:
         """The optimizer's numbers."""

@@ -1,8 +1,10 @@
-"""Callbacks: what runs beside the steps of `fit`, with Keras's names."""
+"""Callbacks: what runs beside the steps of `fit`, with Keras's names.
+
+`lockstep.callbacks.progress` is imported by whoever shows one: rich takes its time.
+"""
 
 from lockstep.callbacks.base import Callback
 from lockstep.callbacks.chain import Chain
 from lockstep.callbacks.history import History
-from lockstep.callbacks.progress import Progress
 
-__all__ = ["Callback", "Chain", "History", "Progress"]
+__all__ = ["Callback", "Chain", "History"]

@@ -35,7 +35,7 @@ class Joined:
         self.devices = tuple(device for group in groups for device in group)
         self._groups = groups
         self.first = wire.index == 0
-        backend.load(wire.from_first(backend.state() if self.first else None))
+        self._take_state()
 
     def replicas(self) -> list[list[int]]:
         """Replicas are numbered through the processes."""
@@ -81,7 +81,12 @@ class Joined:
         if any(turned != everyone[0][1] for _, turned, _ in everyone):
             self._backend.turn(pickle.loads(self._wire.from_first(controls)))
         if any(touched for _, _, touched in everyone):
-            self._backend.load(self._wire.from_first(self._backend.state() if self.first else None))
+            self._take_state()
+
+    def _take_state(self) -> None:
+        """Brings the first process's state to all."""
+        self._backend.load(self._wire.from_first(self._backend.state() if self.first else None))
+        self._backend.touched()
 
 
 def _fingerprint(works: list[Work], host: Callable[[Any], Any]) -> int:

@@ -80,10 +80,10 @@ def _mean(value: Tensor, share: Share, **rest: Any) -> Term:
 
 def _pair(value: Tensor, weight: Any, share: Share, **rest: Any) -> Term:
     """A sum over the shard and what it is to be divided by."""
-    if share.alone:
-        return Term(value / weight, value.detach(), weight, **rest)
     if not float(weight):
         return Term(None, 0.0, 0.0, True, **rest)
+    if share.alone:
+        return Term(value / weight, value.detach(), weight, **rest)
     return Term(value, value.detach(), weight, True, **rest)
 
 
@@ -131,7 +131,7 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
             return Term(value, value.detach(), 0.0, **rest)
         if _counts_targets(criterion, targets):
             weight = _target_weights(criterion, targets).sum()
-            if share.alone:
+            if share.alone and float(weight):
                 value = criterion(outputs, targets)
                 return Term(value, value.detach().double() * weight, weight, **rest)
             return _pair(_reduced(criterion, "sum")(outputs, targets), weight, share, **rest)
@@ -149,20 +149,26 @@ def _weighted(
     criterion: Any, outputs: Any, targets: Any, weights: Tensor, share: Share, rest: Mapping[str, Any]
 ) -> Term:
     """The mean with a weight for each example: the weighted sum over the sum of the weights."""
+    if weights.numel() != share.examples:
+        raise BatchError(
+            f"There is one weight per example. Got weights of shape {tuple(weights.shape)} for a shard of "
+            f"{share.examples}. Give one number for each example."
+        )
     values = _reduced(criterion, "none")(outputs, targets)
     if not isinstance(values, Tensor) or not values.ndim or len(values) != share.examples:
         raise ModelError(
             f"Example weights need a loss that gives one value per example. Got {describe(values)} for a shard of "
             f"{share.examples}. Return one value per example, or write an objective that returns (sum, weight)."
         )
-    spread = weights.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))  # (examples, 1, ...)
+    weights = weights.to(values.dtype).reshape(-1)
+    spread = weights.reshape(-1, *[1] * (values.ndim - 1))  # (examples, 1, ...)
     total = (values * spread).sum()
     if getattr(criterion, "reduction", None) == "sum":
         return Term(total, total.detach(), 0.0, **rest)
     if _counts_targets(criterion, targets):
         weight = (_target_weights(criterion, targets) * spread).sum()
     else:
-        total = (values.reshape(len(values), -1).mean(1) * weights.to(values.dtype)).sum()
+        total = (values.reshape(len(values), -1).mean(1) * weights).sum()
         weight = weights.sum()
     return _pair(total, weight.detach(), share, **rest)
 

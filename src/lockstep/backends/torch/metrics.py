@@ -31,10 +31,12 @@ def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Pair]]:
         return _counted((best == targets.unsqueeze(1)).any(1), targets)
 
     def mse(outputs: Tensor, targets: Tensor) -> Pair:
-        return _per_element((outputs - targets).double().square(), outputs, targets)
+        errors = _errors(outputs, targets)
+        return errors.square().sum(), errors.numel()
 
     def mae(outputs: Tensor, targets: Tensor) -> Pair:
-        return _per_element((outputs - targets).double().abs(), outputs, targets)
+        errors = _errors(outputs, targets)
+        return errors.abs().sum(), errors.numel()
 
     def _counted(hits: Tensor, targets: Tensor) -> Pair:
         counted = torch.ones_like(hits) if ignored is None else targets != ignored
@@ -67,10 +69,10 @@ def pair(name: str, value: Any, examples: int) -> list[Any]:
     return [value.double().reshape(examples, -1).mean(1).sum(), examples]
 
 
-def _per_element(errors: Tensor, outputs: Tensor, targets: Tensor) -> Pair:
+def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.shape != targets.shape:
         raise ModelError(
             "mse and mae compare outputs and targets of one shape. "
             f"Got {tuple(outputs.shape)} and {tuple(targets.shape)}. Reshape one of them."
         )
-    return errors.sum(), errors.numel()
+    return outputs.double() - targets.double()

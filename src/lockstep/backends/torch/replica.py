@@ -150,7 +150,6 @@ class Replica:
             slots = {key: value for key, value in slots.items() if f"{name}.{key}".rpartition(".")[0] == name}
             if slots:
                 self.optimizer.state[parameter] = {key: self._slot(value) for key, value in slots.items()}
-        self.look()
 
     def _slot(self, value: Array) -> Any:
         if value.dtype == "python":

@@ -81,7 +81,7 @@ class Shards:
 
     def leaf(self, work: Work, shard: int, piece: Any, trained: list[Tensor], fields: Fields, scale: float) -> None:
         """Writes the leaf of one shard."""
-        term, share = self._forward(work, shard, piece)
+        term, share = self._forward(work, shard, piece, alone=work.num_shards == 1)
         values = self._measure(term, share)
         if not math.isfinite(values[0]):
             raise NonFiniteError.at(work.step, shard, values[0])
@@ -97,7 +97,7 @@ class Shards:
 
     def sums(self, work: Work, shard: int, piece: Any) -> Tensor:
         """The sums of one shard, without training."""
-        term, share = self._forward(work, shard, piece)
+        term, share = self._forward(work, shard, piece, alone=False)
         return torch.tensor(self._measure(term, share), dtype=torch.float64)
 
     def outputs(self, work: Work, shard: int, piece: Any) -> Any:
@@ -110,8 +110,8 @@ class Shards:
         for parameter in self._replica.parameters.values():
             parameter.grad = None
 
-    def _forward(self, work: Work, shard: int, piece: Any) -> tuple[Term, Share]:
-        share = Share(count(piece), work.num_examples, work.num_shards == 1)
+    def _forward(self, work: Work, shard: int, piece: Any, alone: bool) -> tuple[Term, Share]:
+        share = Share(count(piece), work.num_examples, alone)
         with self._alone(work, shard):
             return self._term(self._replica.model, put(piece, self._replica.device), share), share
 
@@ -194,7 +194,7 @@ def _explained(work: Work, shard: int) -> Iterator[None]:
             ) from error
         if "deterministic" in text:
             raise ExactError(
-                f"Equal bits need deterministic operations. Got one that has no such form: {text.split('.')[0]}. "
+                f"Equal bits need deterministic operations. Got one that has no such form: {text.partition(' does')[0]}. "
                 "Replace it, or use lockstep.wrap(..., exact=False) to train without the promise."
             ) from error
         error.add_note(f"In shard {shard} of step {work.step}.")

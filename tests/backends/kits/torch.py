@@ -1,0 +1,575 @@
+"""PyTorch: forms, each beside the plain torch it stands for."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lockstep
+from backends.kit import (
+    CLASS_WEIGHTS,
+    CLASSES,
+    EXAMPLE_WEIGHTS,
+    GAPPED,
+    HIDDEN,
+    IGNORED,
+    LABELS,
+    NUM_EXAMPLES,
+    VALUES,
+    WEIGHTS,
+    Form,
+    X,
+)
+from lockstep.backends import torch as module
+
+__all__ = ["cross_entropy", "forms", "model", "module", "normalized", "nudge", "set_rate", "sgd", "weights"]
+
+HEAVY = torch.tensor(CLASS_WEIGHTS)
+ODDS = np.exp(VALUES) / np.exp(VALUES).sum(1, keepdims=True)
+FLAGS = (VALUES > 0).astype(float)
+PADDING = -100
+LENGTHS = 1 + np.arange(NUM_EXAMPLES) * 6 // NUM_EXAMPLES  # 1 to 6 tokens, so that shards have unequal counts
+TOKENS = np.random.Generator(np.random.PCG64(4)).integers(0, 11, (NUM_EXAMPLES, 6))
+TAGS = np.where(np.arange(6) < LENGTHS[:, None], TOKENS % CLASSES, PADDING)
+
+
+def model(weights, dropout=0.0):
+    layers = []
+    for index in range(len(weights) // 2):
+        weight = torch.tensor(weights[f"{index}.weight"])
+        layer = nn.Linear(*weight.shape, dtype=torch.float64)
+        layer.weight.data.copy_(weight.T)
+        layer.bias.data.copy_(torch.tensor(weights[f"{index}.bias"]))
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-2], nn.Dropout(dropout), layers[-2])
+
+
+def sgd(model, lr, momentum=0.0):
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+
+
+def cross_entropy():
+    return nn.CrossEntropyLoss(ignore_index=IGNORED)
+
+
+def weights(model):
+    return {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+
+
+def nudge(model):
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 1
+
+
+def set_rate(optimizer, lr):
+    optimizer.param_groups[0]["lr"] = lr
+
+
+class normalized:
+    """Batch norm alone: a model, what a plain pass over some examples leaves in it, and how to read that."""
+
+    counters = ("num_batches_tracked",)
+    loss = nn.MSELoss()
+
+    @staticmethod
+    def model():
+        return nn.BatchNorm1d(X.shape[1], dtype=torch.float64)
+
+    @staticmethod
+    def run(model, x):
+        model.train()(torch.tensor(x))
+
+    @staticmethod
+    def read(model):
+        return {name: value.numpy().copy() for name, value in model.named_buffers()}
+
+
+class Cat(nn.Module):
+    """Inputs by position or by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = model(WEIGHTS)
+
+    def forward(self, left, right):
+        return self.inner(torch.cat([left, right], 1))
+
+
+class Tagger(nn.Module):
+    """(examples, tokens) in, (examples, classes, tokens) out."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        table = torch.randn(11, HIDDEN, dtype=torch.float64, generator=generator)
+        self.embedding = nn.Embedding.from_pretrained(table, freeze=False)
+        self.head = nn.Linear(HIDDEN, CLASSES, dtype=torch.float64)
+        nn.init.normal_(self.head.weight, generator=generator)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens)).transpose(1, 2)
+
+
+@dataclass
+class Output:
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+class Complete(nn.Module):
+    """A model that brings its own loss."""
+
+    def __init__(self, kind=Output):
+        super().__init__()
+        self.inner = model(WEIGHTS)
+        self.kind = kind
+
+    def forward(self, x, labels):
+        logits = self.inner(x)
+        return self.kind(loss=F.cross_entropy(logits, labels), logits=logits)
+
+
+def mlp():
+    return model(WEIGHTS)
+
+
+def narrow():
+    return model({**WEIGHTS, "1.weight": WEIGHTS["1.weight"][:, :1], "1.bias": WEIGHTS["1.bias"][:1]})
+
+
+def odds():
+    return nn.Sequential(mlp(), nn.LogSoftmax(1))
+
+
+def tensors(batch):
+    if isinstance(batch, dict):
+        return {key: tensors(value) for key, value in batch.items()}
+    return tuple(map(tensors, batch)) if isinstance(batch, tuple) else torch.tensor(batch)
+
+
+def lines(loss, measured=lambda net, *batch: {}):
+    """By hand: one pass over the whole batch, forward and backward."""
+
+    def by_hand(net, batch):
+        parts = tensors(batch)
+        parts = parts if isinstance(parts, tuple) else (parts,)
+        value = loss(net, *parts)
+        value.backward()
+        gradients = {name: parameter.grad.numpy() for name, parameter in net.named_parameters()}
+        with torch.no_grad():
+            return value.item(), gradients, {key: float(each) for key, each in measured(net, *parts).items()}
+
+    return by_hand
+
+
+def form(name, batch, loss, by_hand, model=mlp, metrics=(), measured=lambda net, *batch: {}):
+    return Form(name, batch, loss, lines(by_hand, measured), model, metrics)
+
+
+def per_example(out, y):
+    return ((out - y) ** 4).mean(1)
+
+
+def mean(values, weights):
+    return (values * weights).sum() / weights.sum()
+
+
+def squares(net, x, y):
+    return ((net(x) - y) ** 2).mean()
+
+
+def smooth(reduction="mean"):
+    return nn.CrossEntropyLoss(HEAVY, ignore_index=IGNORED, label_smoothing=0.1, reduction=reduction)
+
+
+def entropy(net, x, y):
+    return F.cross_entropy(net(x), y)
+
+
+def entropies(net, x, y, **options):
+    return F.cross_entropy(net(x), y, reduction="none", **options)
+
+
+def wide(weights):
+    return weights[:, None]
+
+
+@lockstep.objective
+def mean_objective(net, batch):
+    return F.cross_entropy(net(batch["x"]), batch["y"])
+
+
+@lockstep.objective
+def measuring_objective(net, batch):
+    out = net(batch["x"])
+    hits = (out.argmax(1) == batch["y"]).double()
+    low = batch["y"] < 4
+    values = {"mean": hits.mean(), "each": hits, "low": (hits[low].sum(), low.sum())}
+    return F.cross_entropy(out, batch["y"]), values
+
+
+def hits_by_hand(net, batch):
+    hits = (net(batch["x"]).argmax(1) == batch["y"]).double()
+    return {"mean": hits.mean(), "each": hits.mean(), "low": hits[batch["y"] < 4].mean()}
+
+
+@lockstep.objective
+def pair_objective(net, batch):
+    counted = (batch["y"] != IGNORED).double()
+    return (F.cross_entropy(net(batch["x"]), batch["y"], reduction="none") * counted).sum(), counted.sum()
+
+
+@lockstep.objective
+def measuring_pair_objective(net, batch):
+    return pair_objective(net, batch), {"size": batch["x"].abs().mean(1)}
+
+
+@lockstep.objective
+def objective_of_examples(net, batch):
+    return F.cross_entropy(net(batch["x"]), batch["y"], reduction="none")
+
+
+def hit(out, y):
+    return out.argmax(1) == y
+
+
+def hits_of_low(out, y):
+    return hit(out, y)[y < 4].sum(), (y < 4).sum()
+
+
+def squared(out, y):
+    return ((out - y) ** 2).sum(), out.numel()
+
+
+def confusion(out, y):
+    return F.one_hot(y * CLASSES + out.argmax(1), CLASSES**2).sum(0)
+
+
+def trace(sums):
+    return sums.reshape(CLASSES, CLASSES).trace() / sums.sum()
+
+
+METRICS_OF_CLASSES = {
+    "accuracy": "accuracy",
+    "top5": "top5",
+    "hit": hit,
+    "low": hits_of_low,
+    "trace": lockstep.Metric(confusion, trace),
+}
+METRICS_OF_VALUES = {
+    "mse": "mse",
+    "mae": "mae",
+    "rmse": lockstep.Metric(squared, lambda sums: (sums[0] / sums[1]) ** 0.5),
+}
+
+
+def classes_by_hand(net, x, y):
+    out = net(x)
+    right = (out.argmax(1) == y).double()
+    top5 = [label in row for label, row in zip(y, out.topk(5).indices, strict=True)]
+    return {"accuracy": right.mean(), "hit": right.mean(), "trace": right.mean(), "low": right[y < 4].mean()} | {
+        "top5": np.mean(top5)
+    }
+
+
+def values_by_hand(net, x, y):
+    error = net(x) - y
+    return {"mse": (error**2).mean(), "mae": error.abs().mean(), "rmse": (error**2).mean().sqrt()}
+
+
+def counted_by_hand(net, x, y, ignored=IGNORED):
+    out, counted = net(x), y != ignored
+    top5 = (out.topk(5, dim=1).indices == y.unsqueeze(1)).any(1)
+    return {"accuracy": (out.argmax(1) == y)[counted].double().mean(), "top5": top5[counted].double().mean()}
+
+
+XY = (X, LABELS)
+XYW = (X, LABELS, EXAMPLE_WEIGHTS)
+NAMED = {"x": X, "y": LABELS}
+NAMED_GAPPED = {"x": X, "y": GAPPED}
+
+forms = [
+    # Means over examples.
+    form("cross entropy", XY, nn.CrossEntropyLoss(), entropy),
+    form("a function", XY, F.cross_entropy, entropy),
+    form("a lambda", XY, lambda out, y: F.cross_entropy(out, y), entropy),
+    form("odds as targets", (X, ODDS), nn.CrossEntropyLoss(), entropy),
+    form(
+        "odds as targets, class weights, smoothed",
+        (X, ODDS),
+        nn.CrossEntropyLoss(HEAVY, label_smoothing=0.1),
+        lambda net, x, y: F.cross_entropy(net(x), y, HEAVY, label_smoothing=0.1),
+    ),
+    form(
+        "divergence",
+        (X, ODDS),
+        nn.KLDivLoss(reduction="batchmean"),
+        lambda net, x, y: (y * (y.log() - net(x))).sum() / len(x),
+        odds,
+    ),
+    # Means over the targets that count.
+    form("ignored targets", (X, GAPPED), cross_entropy(), lambda net, x, y: entropies(net, x, y)[y != IGNORED].mean()),
+    form(
+        "ignored targets, a partial function",
+        (X, GAPPED),
+        partial(F.cross_entropy, ignore_index=IGNORED),
+        lambda net, x, y: entropies(net, x, y)[y != IGNORED].mean(),
+    ),
+    form(
+        "class weights",
+        XY,
+        nn.CrossEntropyLoss(HEAVY),
+        lambda net, x, y: mean(entropies(net, x, y), HEAVY[y]),
+    ),
+    form(
+        "class weights, a partial function",
+        XY,
+        partial(F.cross_entropy, weight=HEAVY),
+        lambda net, x, y: mean(entropies(net, x, y), HEAVY[y]),
+    ),
+    form(
+        "class weights and ignored targets",
+        (X, GAPPED),
+        nn.CrossEntropyLoss(HEAVY, ignore_index=IGNORED),
+        lambda net, x, y: mean(entropies(net, x, y), HEAVY[y] * (y != IGNORED)),
+    ),
+    form(
+        "class weights and ignored targets, smoothed",
+        (X, GAPPED),
+        smooth(),
+        lambda net, x, y: F.cross_entropy(net(x), y, HEAVY, ignore_index=IGNORED, label_smoothing=0.1),
+    ),
+    form(
+        "log odds",
+        (X, GAPPED),
+        nn.NLLLoss(HEAVY, ignore_index=IGNORED),
+        lambda net, x, y: F.nll_loss(net(x), y, HEAVY, ignore_index=IGNORED),
+        odds,
+    ),
+    form("log odds, a function", XY, F.nll_loss, lambda net, x, y: F.nll_loss(net(x), y), odds),
+    form(
+        "padded sequences",
+        (TOKENS, TAGS),
+        nn.CrossEntropyLoss(),
+        lambda net, x, y: entropies(net, x, y)[y != PADDING].mean(),
+        Tagger,
+    ),
+    form(
+        "padded sequences, class weights",
+        (TOKENS, TAGS),
+        nn.CrossEntropyLoss(HEAVY),
+        lambda net, x, y: F.cross_entropy(net(x), y, HEAVY),
+        Tagger,
+    ),
+    # Example weights.
+    form(
+        "example weights",
+        XYW,
+        nn.CrossEntropyLoss(),
+        lambda net, x, y, w: mean(entropies(net, x, y), w),
+    ),
+    form("example weights, a function", XYW, F.cross_entropy, lambda net, x, y, w: mean(entropies(net, x, y), w)),
+    form(
+        "example and class weights",
+        XYW,
+        nn.CrossEntropyLoss(HEAVY),
+        lambda net, x, y, w: mean(entropies(net, x, y), w * HEAVY[y]),
+    ),
+    form(
+        "example weights and ignored targets",
+        (X, GAPPED, EXAMPLE_WEIGHTS),
+        cross_entropy(),
+        lambda net, x, y, w: mean(entropies(net, x, y), w * (y != IGNORED)),
+    ),
+    form(
+        "example weights and odds as targets",
+        (X, ODDS, EXAMPLE_WEIGHTS),
+        nn.CrossEntropyLoss(),
+        lambda net, x, y, w: mean(entropies(net, x, y), w),
+    ),
+    form(
+        "padded sequences, example weights",
+        (TOKENS, TAGS, EXAMPLE_WEIGHTS),
+        nn.CrossEntropyLoss(),
+        lambda net, x, y, w: mean(entropies(net, x, y), wide(w) * (y != PADDING)),
+        Tagger,
+    ),
+    form(
+        "squares with example weights",
+        (X, VALUES, EXAMPLE_WEIGHTS),
+        nn.MSELoss(),
+        lambda net, x, y, w: mean(((net(x) - y) ** 2).mean(1), w),
+    ),
+    form(
+        "squares with example weights, a partial function",
+        (X, VALUES, EXAMPLE_WEIGHTS),
+        partial(F.mse_loss, reduction="none"),
+        lambda net, x, y, w: mean(((net(x) - y) ** 2).mean(1), w),
+    ),
+    form(
+        "squares with example weights in a column",
+        (X, VALUES, EXAMPLE_WEIGHTS[:, None]),
+        nn.MSELoss(),
+        lambda net, x, y, w: mean(((net(x) - y) ** 2).mean(1), w[:, 0]),
+    ),
+    form(
+        "one value per example, with weights",
+        (X, VALUES, EXAMPLE_WEIGHTS),
+        per_example,
+        lambda net, x, y, w: mean(((net(x) - y) ** 4).mean(1), w),
+    ),
+    # Sums.
+    form("sum", XY, nn.CrossEntropyLoss(reduction="sum"), lambda net, x, y: entropies(net, x, y).sum()),
+    form(
+        "sum, class weights and ignored targets",
+        (X, GAPPED),
+        smooth("sum"),
+        lambda net, x, y: smooth("sum")(net(x), y),
+    ),
+    form("sum of squares", (X, VALUES), nn.MSELoss(reduction="sum"), lambda net, x, y: ((net(x) - y) ** 2).sum()),
+    form(
+        "sum, a partial function",
+        XY,
+        partial(F.cross_entropy, reduction="sum"),
+        lambda net, x, y: entropies(net, x, y).sum(),
+    ),
+    form(
+        "sum of squares, a partial function",
+        (X, VALUES),
+        partial(F.mse_loss, reduction="sum"),
+        lambda net, x, y: ((net(x) - y) ** 2).sum(),
+    ),
+    form(
+        "sum with example weights",
+        XYW,
+        nn.CrossEntropyLoss(reduction="sum"),
+        lambda net, x, y, w: (entropies(net, x, y) * w).sum(),
+    ),
+    # One value per example.
+    form("one value per example", (X, VALUES), per_example, lambda net, x, y: ((net(x) - y) ** 4).mean()),
+    form("no reduction", XY, nn.CrossEntropyLoss(reduction="none"), entropy),
+    form(
+        "no reduction, class weights",
+        XY,
+        nn.CrossEntropyLoss(HEAVY, reduction="none"),
+        lambda net, x, y: (entropies(net, x, y) * HEAVY[y]).mean(),
+    ),
+    form("no reduction, a partial function", XY, partial(F.cross_entropy, reduction="none"), entropy),
+    form("no reduction, several values per example", (X, VALUES), nn.MSELoss(reduction="none"), squares),
+    # Means over elements.
+    form("squares", (X, VALUES), nn.MSELoss(), squares),
+    form("squares, a function", (X, VALUES), F.mse_loss, squares),
+    form("huber", (X, VALUES), nn.SmoothL1Loss(), lambda net, x, y: F.smooth_l1_loss(net(x), y)),
+    form(
+        "flags with heavier positives",
+        (X, FLAGS),
+        nn.BCEWithLogitsLoss(pos_weight=HEAVY),
+        lambda net, x, y: F.binary_cross_entropy_with_logits(net(x), y, pos_weight=HEAVY),
+    ),
+    form(
+        "flags with example weights",
+        (X, FLAGS, EXAMPLE_WEIGHTS),
+        nn.BCEWithLogitsLoss(pos_weight=HEAVY),
+        lambda net, x, y, w: mean(
+            F.binary_cross_entropy_with_logits(net(x), y, pos_weight=HEAVY, reduction="none").mean(1), w
+        ),
+    ),
+    # Objectives.
+    form("objective", NAMED, mean_objective, lambda net, batch: entropy(net, **batch)),
+    form(
+        "objective with values",
+        NAMED,
+        measuring_objective,
+        lambda net, batch: entropy(net, **batch),
+        measured=hits_by_hand,
+    ),
+    form(
+        "objective of (sum, weight)",
+        NAMED_GAPPED,
+        pair_objective,
+        lambda net, batch: F.cross_entropy(net(batch["x"]), batch["y"], ignore_index=IGNORED),
+    ),
+    form(
+        "objective of (sum, weight) with values",
+        NAMED_GAPPED,
+        measuring_pair_objective,
+        lambda net, batch: F.cross_entropy(net(batch["x"]), batch["y"], ignore_index=IGNORED),
+        measured=lambda net, batch: {"size": batch["x"].abs().mean()},
+    ),
+    form("objective of examples", NAMED, objective_of_examples, lambda net, batch: entropy(net, **batch)),
+    # The model's own loss.
+    form(
+        "an output with a loss",
+        {"x": X, "labels": LABELS},
+        None,
+        lambda net, batch: F.cross_entropy(net.inner(batch["x"]), batch["labels"]),
+        Complete,
+        ["accuracy"],
+        lambda net, batch: {"accuracy": (net.inner(batch["x"]).argmax(1) == batch["labels"]).double().mean()},
+    ),
+    form(
+        "a dict with a loss",
+        {"x": X, "labels": LABELS},
+        None,
+        lambda net, batch: F.cross_entropy(net.inner(batch["x"]), batch["labels"]),
+        lambda: Complete(dict),
+    ),
+    # Inputs.
+    form(
+        "inputs by name",
+        ({"left": X[:, :2], "right": X[:, 2:]}, LABELS),
+        nn.CrossEntropyLoss(),
+        lambda net, x, y: F.cross_entropy(net(x["left"], x["right"]), y),
+        Cat,
+    ),
+    form(
+        "inputs by position",
+        ((X[:, :2], X[:, 2:]), LABELS),
+        nn.CrossEntropyLoss(),
+        lambda net, x, y: F.cross_entropy(net(*x), y),
+        Cat,
+    ),
+    # Metrics.
+    form(
+        "metrics of classes", XY, nn.CrossEntropyLoss(), entropy, metrics=METRICS_OF_CLASSES, measured=classes_by_hand
+    ),
+    form("metrics of values", (X, VALUES), nn.MSELoss(), squares, metrics=METRICS_OF_VALUES, measured=values_by_hand),
+    form(
+        "metrics without ignored targets",
+        (X, GAPPED),
+        cross_entropy(),
+        lambda net, x, y: F.cross_entropy(net(x), y, ignore_index=IGNORED),
+        metrics=["accuracy", "top5"],
+        measured=counted_by_hand,
+    ),
+    form(
+        "metrics without padding",
+        (TOKENS, TAGS),
+        nn.CrossEntropyLoss(),
+        lambda net, x, y: F.cross_entropy(net(x), y),
+        Tagger,
+        ["accuracy", "top5"],
+        partial(counted_by_hand, ignored=PADDING),
+    ),
+    form(
+        "accuracy of odds",
+        (X, ODDS),
+        nn.CrossEntropyLoss(),
+        entropy,
+        metrics=["accuracy"],
+        measured=lambda net, x, y: {"accuracy": (net(x).argmax(1) == y.argmax(1)).double().mean()},
+    ),
+    form(
+        "accuracy of flags",
+        (X, FLAGS[:, :1]),
+        nn.BCEWithLogitsLoss(),
+        lambda net, x, y: F.binary_cross_entropy_with_logits(net(x), y),
+        narrow,
+        ["accuracy"],
+        lambda net, x, y: {"accuracy": ((net(x) > 0) == (y > 0.5)).double().mean()},
+    ),
+]

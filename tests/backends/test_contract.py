@@ -1,0 +1,450 @@
+"""The contract: what every backend must do, in one suite that knows no framework.
+
+Equal bits are not yet right bits, so everything is also compared with plain code
+of the framework, in float64, to 1e-12. LOCKSTEP_BACKENDS chooses the frameworks;
+one that was asked for and cannot be imported fails.
+"""
+
+import importlib
+import os
+
+import numpy as np
+import pytest
+
+import lockstep
+from backends.kit import EXAMPLE_WEIGHTS, GAPPED, IGNORED, LABELS, NUM_EXAMPLES, WEIGHTS, X
+from lockstep.backends.base import Recipe, Work
+from lockstep.core import batches, digest, plan, tree
+from lockstep.core.layout import ALIGNMENT
+from lockstep.core.metrics import FIRST_METRIC
+from lockstep.core.options import Options
+from lockstep.errors import NonFiniteError, StateError
+
+TOLERANCE = 1e-12
+KITS = {
+    name: importlib.import_module(f"backends.kits.{name}")
+    for name in os.environ.get("LOCKSTEP_BACKENDS", "numpy,torch").split(",")
+}
+FORMS = [pytest.param(kit, form, id=f"{name}-{form.name}") for name, kit in KITS.items() for form in kit.forms]
+BATCH = (X, GAPPED)
+OTHER = {name: value + 1 for name, value in WEIGHTS.items()}
+
+kits = pytest.mark.parametrize("kit", [pytest.param(kit, id=name) for name, kit in KITS.items()])
+
+
+def near(found, expected):
+    """Whether numbers or arrays by name agree to the tolerance."""
+    assert found.keys() >= expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+
+
+# -- right bits
+
+
+@pytest.mark.parametrize("num_shards", [8, 1])
+@pytest.mark.parametrize("num_examples", [NUM_EXAMPLES, 5])  # uneven shards, empty shards
+@pytest.mark.parametrize(("kit", "form"), FORMS)
+def test_a_step_is_the_one_written_by_hand(kit, form, num_examples, num_shards):
+    batch = batches.select(form.batch, slice(-num_examples, None))
+    loss, gradient, metrics = form.by_hand(form.model(), batch)
+    model = form.model()
+    before = kit.weights(model)
+    with lockstep.wrap(
+        model, kit.sgd(model, 1.0), form.loss, metrics=form.metrics, devices=1, shards=num_shards, threads=1
+    ) as trainer:
+        logs = trainer.step(batch)
+        after = kit.weights(model)
+        near(logs, {"loss": loss, **metrics})
+        near({name: before[name] - after[name] for name in before}, gradient)
+        norm = sum(float((value**2).sum()) for value in gradient.values()) ** 0.5
+        assert logs["grad_norm"] == pytest.approx(norm, abs=TOLERANCE, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("num_shards", [8, 1])
+@pytest.mark.parametrize("batch_size", [NUM_EXAMPLES, 7])
+@pytest.mark.parametrize(("kit", "form"), FORMS)
+def test_an_evaluation_is_the_one_written_by_hand(kit, form, batch_size, num_shards):
+    loss, _, metrics = form.by_hand(form.model(), form.batch)
+    model = form.model()
+    with lockstep.wrap(
+        model, kit.sgd(model, 1.0), form.loss, metrics=form.metrics, devices=1, shards=num_shards, threads=1
+    ) as trainer:
+        before = trainer.digest()
+        near(trainer.evaluate(form.batch, batch_size=batch_size), {"loss": loss, **metrics})
+        assert trainer.digest() == before
+
+
+COMMON = [
+    pytest.param(kit, form, oracle, id=f"{name}-{form.name}")
+    for name, kit in KITS.items()
+    for form in kit.forms
+    for oracle in KITS["numpy"].forms
+    if name != "numpy" and oracle.name == form.name
+]
+
+
+@pytest.mark.parametrize(("kit", "form", "oracle"), COMMON)
+def test_a_step_is_the_one_of_numpy(kit, form, oracle):
+    outputs = []
+    for each, made in ((kit, form), (KITS["numpy"], oracle)):
+        model = made.model()
+        with lockstep.wrap(model, each.sgd(model, 1.0), made.loss, devices=1, shards=8, threads=1) as trainer:
+            trainer.step(made.batch)
+            outputs.append(trainer.predict(X))
+    np.testing.assert_allclose(*outputs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@kits
+@pytest.mark.parametrize("num_shards", [8, 1])
+@pytest.mark.parametrize(
+    "batch",
+    [(X, np.full_like(LABELS, IGNORED)), (X, LABELS, np.zeros_like(EXAMPLE_WEIGHTS))],
+    ids=["all ignored", "all without weight"],
+)
+def test_a_batch_without_weight_is_refused_and_changes_nothing(kit, batch, num_shards):
+    model = kit.model(WEIGHTS)
+    optimizer = kit.sgd(model, 1.0, 0.9)
+    with lockstep.wrap(model, optimizer, kit.cross_entropy(), devices=1, shards=num_shards, threads=1) as trainer:
+        before = trainer.digest()
+        with pytest.raises(NonFiniteError):
+            trainer.step(batch)
+        assert trainer.digest() == before
+
+
+# -- the seam
+
+
+def opened(kit, weights=WEIGHTS, dropout=0.0, metrics=()):
+    """A backend with one replica, outside any trainer."""
+    model = kit.model(weights, dropout)
+    recipe = Recipe(model, kit.sgd(model, 0.1, 0.9), kit.cross_entropy(), metrics, Options())
+    return recipe, kit.module.open(recipe, ["cpu:0"])
+
+
+def work(batch=BATCH, num_shards=8, *, step=0, seed=0):
+    (pieces,) = batches.deal(batch, plan.Plan.even(num_shards, 1), [[0]])
+    return Work(pieces, batches.count(batch), num_shards, 1, seed, step)
+
+
+def leaves(backend, work):
+    """The leaf of every shard, each in memory of its own."""
+    layout = backend.layout(work.phase)
+    into = {shard: backend.node(layout, None) for shard in work.shards}
+    with backend.computing(work):
+        return dict(backend.leaves(work, into))
+
+
+def fields(backend, node):
+    """The arrays of a node by name, in numpy."""
+    vectors = arrays(backend, node)
+    return {
+        field.name: vectors[field.dtype][field.offset : field.offset + field.size].reshape(field.shape)
+        for field in backend.layout("step").fields
+    }
+
+
+def arrays(backend, node):
+    """A copy of a node's vectors in numpy."""
+    return {dtype: np.array(backend.host(vector)) for dtype, vector in node.items()}
+
+
+def contents(backend, node):
+    return {dtype: vector.tobytes() for dtype, vector in arrays(backend, node).items()}
+
+
+def step(backend, work):
+    """One step without any exchange."""
+    nodes = {tree.Node(i, i + 1): leaf for i, leaf in leaves(backend, work).items()}
+    with backend.computing(work):
+        backend.update(backend.finish(nodes, work.num_shards), work)
+
+
+def digests(backend):
+    return digest.of_arrays(backend.state())
+
+
+def filled(backend, seed, change=lambda values: values * 1000):
+    """A node of random numbers, written through the memory that it was given."""
+    layout = backend.layout("step")
+    memory = bytearray(layout.nbytes)
+    node = backend.node(layout, memoryview(memory))
+    generator = np.random.Generator(np.random.PCG64(seed))
+    for dtype, length in layout.lengths.items():
+        values = change(generator.standard_normal(length)).astype(dtype)
+        np.frombuffer(memory, dtype, length, layout.starts[dtype])[:] = values
+    return node
+
+
+@kits
+def test_the_layout_is_aligned_and_ends_with_the_sums(kit):
+    recipe, backend = opened(kit)
+    layout = backend.layout("step")
+    assert layout.fields[-1].name == "sums"
+    assert layout.fields[-1].size >= FIRST_METRIC
+    itemsizes = {dtype: np.dtype(dtype).itemsize for dtype in layout.lengths}
+    assert all(field.offset * itemsizes[field.dtype] % ALIGNMENT == 0 for field in layout.fields)
+    trained = [field for field in layout.fields if field.offset < layout.divided.get(field.dtype, 0)]
+    assert sorted(field.size for field in trained) == sorted(value.size for value in kit.weights(recipe.model).values())
+    assert backend.layout("step") is layout
+
+
+@kits
+@pytest.mark.parametrize("num_examples", [NUM_EXAMPLES, 5])
+def test_leaves_yield_every_shard_with_examples(kit, num_examples):
+    _, backend = opened(kit)
+    task = work(batches.select(BATCH, slice(num_examples)))
+    found = leaves(backend, task)
+    assert sorted(found) == sorted(task.shards) == list(range(min(8, num_examples)))
+
+
+@kits
+def test_a_shard_alone_gives_its_leaf_to_the_bit(kit):
+    """Whoever computes a shard, and whatever it computed before."""
+    _, backend = opened(kit, dropout=0.3)
+    together = leaves(backend, work())
+    for shard, piece in work().shards.items():
+        alone = leaves(backend, Work({0: {shard: piece}}, NUM_EXAMPLES, 8, 1, 0, 0))
+        assert contents(backend, alone[shard]) == contents(backend, together[shard])
+
+
+@kits
+def test_leaves_change_nothing(kit):
+    _, backend = opened(kit)
+    before = digests(backend)
+    leaves(backend, work())
+    assert digests(backend) == before
+    assert not backend.touched()
+
+
+@kits
+def test_a_shard_without_weight_gives_exact_zeros(kit):
+    _, backend = opened(kit)
+    leaf = fields(backend, leaves(backend, work())[0])
+    assert (GAPPED[:8] == IGNORED).all()
+    assert all(not values.any() for name, values in leaf.items() if name != "sums")
+    assert leaf["sums"][:2].tolist() == [0.0, 0.0]
+
+
+@kits
+def test_a_leaf_may_be_read_where_the_exchange_put_it(kit):
+    _, backend = opened(kit)
+    layout = backend.layout("step")
+    memory = bytearray(layout.nbytes)
+    task = work(num_shards=1)
+    with backend.computing(task):
+        ((_, leaf),) = backend.leaves(task, {0: backend.node(layout, memoryview(memory))})
+    for dtype, length in layout.lengths.items():
+        assert np.frombuffer(memory, dtype, length, layout.starts[dtype]).tobytes() == contents(backend, leaf)[dtype]
+
+
+@kits
+def test_add(kit):
+    _, backend = opened(kit)
+    left, right = filled(backend, 1), filled(backend, 2)
+    before = contents(backend, left), contents(backend, right)
+    one, other = arrays(backend, left), arrays(backend, right)
+    expected = {dtype: (one[dtype] + other[dtype]).tobytes() for dtype in one}
+    assert contents(backend, backend.add(left, right, None)) == expected
+    assert (contents(backend, left), contents(backend, right)) == before
+    out = filled(backend, 3)
+    assert contents(backend, backend.add(left, right, out)) == contents(backend, out) == expected
+    assert (contents(backend, left), contents(backend, right)) == before
+    assert contents(backend, backend.add(left, right, left)) == contents(backend, left) == expected
+    assert contents(backend, right) == before[1]
+
+
+@kits
+def test_adding_nothing_copies_negative_zeros_too(kit):
+    _, backend = opened(kit)
+    left, out = filled(backend, 1, lambda values: values * -0.0), filled(backend, 2)
+    copied = backend.add(left, None, out)
+    assert contents(backend, copied) == contents(backend, out) == contents(backend, left)
+    floats = [vector for vector in arrays(backend, copied).values() if vector.dtype.kind == "f"]
+    assert any(np.signbit(vector).any() for vector in floats)
+    assert not any(vector.any() for vector in floats)
+
+
+@kits
+def test_divide(kit):
+    _, backend = opened(kit)
+    layout = backend.layout("step")
+    node = {dtype: filled(backend, 1)[dtype][:end] for dtype, end in layout.divided.items()}
+    expected = {dtype: (vector / 3.0).astype(dtype).tobytes() for dtype, vector in arrays(backend, node).items()}
+    backend.divide(node, 3.0)
+    assert contents(backend, node) == expected
+
+
+@kits
+@pytest.mark.parametrize("num_leaves", [8, 5, 1])
+def test_finish_is_the_tree(kit, num_leaves):
+    _, backend = opened(kit)
+    nodes = [filled(backend, seed) for seed in range(num_leaves)] + [None] * (8 - num_leaves)
+    expected = contents(backend, tree.fold(nodes, lambda left, right: backend.add(left, right, None)))
+    held = {tree.Node(i, i + 1): node for i, node in enumerate(nodes) if node is not None}
+    assert contents(backend, backend.finish(held, 8)) == expected
+
+
+@kits
+def test_sums_are_the_last_field_on_the_host(kit):
+    _, backend = opened(kit)
+    node = filled(backend, 1)
+    found = backend.sums(node, backend.layout("step"))
+    assert found.dtype == np.float64
+    assert found.tobytes() == fields(backend, node)["sums"].tobytes()
+
+
+@kits
+def test_a_state_comes_back_to_the_bit_with_the_optimizers_slots(kit):
+    _, backend = opened(kit)
+    step(backend, work(step=0))
+    state, before = backend.state(), digests(backend)
+    step(backend, work(step=1))
+    after = digests(backend)
+    assert after != before
+    assert digest.of_arrays(state) == before  # a snapshot, not a view
+    assert any(name.startswith("optimizer.") for name in state)
+
+    _, other = opened(kit, OTHER)
+    for each in (backend, other):
+        each.load(state)
+        assert digests(each) == before
+        step(each, work(step=1))
+        assert digests(each) == after
+
+
+@kits
+def test_a_state_that_does_not_fit(kit):
+    _, backend = opened(kit)
+    before, state = digests(backend), backend.state()
+    name = next(name for name, array in state.items() if array.data.ndim == 2)
+    missing = {key: value for key, value in state.items() if key != name}
+    wrong = {**state, name: state[name]._replace(data=state[name].data[:, 1:])}
+    for bad in (missing, wrong):
+        with pytest.raises(StateError, match=f"The state does not fit this model.*{name.removeprefix('model.')!r}"):
+            backend.load(bad)
+        assert digests(backend) == before
+
+
+@kits
+def test_touched_tells_of_writing_and_loading_once(kit):
+    recipe, backend = opened(kit)
+    state = backend.state()
+    step(backend, work())
+    assert not backend.touched()
+    kit.nudge(recipe.model)
+    assert backend.touched()
+    assert not backend.touched()
+    backend.load(state)  # the other replicas have not seen it
+    assert backend.touched()
+    assert not backend.touched()
+
+
+@kits
+def test_controls_carry_the_learning_rate(kit):
+    recipe, backend = opened(kit)
+    _, other = opened(kit)
+    step(backend, work())
+    step(other, work())
+    kit.set_rate(recipe.optimizer, 0.5)
+    assert not backend.touched()
+    other.turn(backend.controls())
+    step(backend, work(step=1))
+    step(other, work(step=1))
+    assert digests(other) == digests(backend)
+    _, slow = opened(kit)
+    step(slow, work())
+    step(slow, work(step=1))
+    assert digests(slow) != digests(backend)
+
+
+@kits
+def test_evaluate_and_forward_take_every_shard_and_change_nothing(kit):
+    _, backend = opened(kit, dropout=0.5, metrics=["accuracy"])
+    before = digests(backend)
+    with backend.computing(work()):
+        sums, rows = dict(backend.evaluate(work())), dict(backend.forward(work(X)))
+    assert sorted(sums) == list(range(8))
+    assert sum(sums.values())[1] == (GAPPED != IGNORED).sum()
+    assert [column.name for column in backend.columns] == ["accuracy"]
+    hidden = np.maximum(X @ WEIGHTS["0.weight"] + WEIGHTS["0.bias"], 0)
+    expected = hidden @ WEIGHTS["1.weight"] + WEIGHTS["1.bias"]  # without dropout
+    found = np.concatenate([rows[shard] for shard in range(8)])
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    assert digests(backend) == before
+    assert not backend.touched()
+
+
+@kits
+def test_native_and_host_undo_each_other(kit):
+    _, backend = opened(kit)
+    np.testing.assert_equal(backend.host(backend.native(X)), X)
+    assert backend.host("text") == "text"
+    assert backend.host(3) == 3
+
+
+@kits
+def test_a_dump_opens_to_the_same_bits(kit):
+    _, backend = opened(kit)
+    step(backend, work())
+    copy = kit.module.open(kit.module.restore(backend.dump()), ["cpu:0"])
+    assert digests(copy) == digests(backend)
+    for each in (backend, copy):
+        step(each, work(step=1))
+    assert digests(copy) == digests(backend)
+
+
+@kits
+def test_arrays_are_not_a_frameworks_own_container(kit):
+    _, backend = opened(kit)
+    assert backend.source(BATCH, 8, True, 0) is None
+
+
+@kits
+def test_the_first_replica_is_in_the_scripts_process(kit):
+    names = ["cpu:0", "cpu:1", "cpu:2"]
+    groups = kit.module.processes(names)
+    assert [name for group in groups for name in group] == names
+
+
+@kits
+def test_dropout_draws_from_seed_step_and_shard_alone(kit):
+    same = (X[:1].repeat(8, 0), np.full(8, 3))  # 8 shards of the same example
+
+    def drawn(**place):
+        _, backend = opened(kit, dropout=0.5)
+        leaves(backend, work(step=9))  # what came before does not matter
+        return [contents(backend, leaf)["float64"] for leaf in leaves(backend, work(same, **place)).values()]
+
+    first = drawn(seed=1, step=1)
+    assert len(set(first)) > 4
+    assert drawn(seed=1, step=1) == first
+    assert drawn(seed=2, step=1) != first
+    assert drawn(seed=1, step=2) != first
+
+
+@pytest.mark.parametrize(
+    "normalized",
+    [pytest.param(kit.normalized, id=name) for name, kit in KITS.items() if hasattr(kit, "normalized")],
+)
+@pytest.mark.parametrize("num_shards", [8, 1])
+def test_running_statistics_are_the_shards_own_in_their_shares(normalized, num_shards):
+    from_shards = []
+    for start, stop in plan.bounds(NUM_EXAMPLES, num_shards):
+        alone = normalized.model()
+        normalized.run(alone, X[start:stop])
+        from_shards.append((stop - start, normalized.read(alone)))
+    model = normalized.model()
+    kit = next(kit for kit in KITS.values() if getattr(kit, "normalized", None) is normalized)
+    with lockstep.wrap(model, kit.sgd(model, 0.1), normalized.loss, devices=1, shards=num_shards, threads=1) as trainer:
+        trainer.step((X, X))
+        found = normalized.read(model)
+        for name, value in found.items():
+            if name in normalized.counters:
+                assert value == 1
+            else:
+                expected = sum(size * each[name] for size, each in from_shards) / NUM_EXAMPLES
+                np.testing.assert_allclose(value, expected, rtol=TOLERANCE, atol=TOLERANCE)
+        trainer.step((X, X))
+        assert [normalized.read(model)[name] for name in normalized.counters] == [2]

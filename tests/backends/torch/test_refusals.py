@@ -1,0 +1,423 @@
+"""What cannot be trained as it is, and the words that say so."""
+
+import copy
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lockstep
+from lockstep.core.batches import OBJECTIVE_EXAMPLE
+from lockstep.errors import BatchError, ExactError, ModelError, NonFiniteError, OptimizerError
+
+X = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(16) % 3
+
+
+def sgd(net):
+    return torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def wrapped(net=None, loss=None, **options):
+    net = net or nn.Linear(5, 3)
+    options = {"devices": 1, "shards": 4, "threads": 1, **options}
+    return lockstep.wrap(net, sgd(net), nn.CrossEntropyLoss() if loss is None else loss, **options)
+
+
+def spread():
+    return nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            spread,
+            "Lockstep does the distributing. Got a model in DistributedDataParallel. "
+            "Wrap the plain model: lockstep.wrap(model.module, ...).",
+        ),
+        (
+            lambda: nn.DataParallel(nn.Linear(5, 3)),
+            "Lockstep does the distributing. Got a model in DataParallel. "
+            "Wrap the plain model: lockstep.wrap(model.module, ...).",
+        ),
+        (
+            lambda: torch.compile(nn.Linear(5, 3)),
+            "Lockstep runs each shard at its own shape and needs the plain model. Got one from torch.compile. "
+            "Wrap the model itself: lockstep.wrap(model._orig_mod, ...).",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(5, 3), nn.SyncBatchNorm(3)),
+            "Every shard has its own batch norm statistics. Got SyncBatchNorm at '1'. "
+            "Use torch.nn.BatchNorm and choose `shards` for the statistics you want.",
+        ),
+        (
+            lambda: nn.Sequential(nn.Embedding(5, 3, sparse=True)),
+            "Gradients are dense. Got sparse=True at '0'. Use sparse=False.",
+        ),
+        (
+            lambda: nn.Sequential(nn.EmbeddingBag(5, 3, mode="sum", sparse=True)),
+            "Gradients are dense. Got sparse=True at '0'. Use sparse=False.",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by torch.compile
+def test_models(make, message):
+    with pytest.raises(ModelError) as caught:
+        lockstep.wrap(make(), sgd(nn.Linear(2, 2)), nn.CrossEntropyLoss(), devices=1)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda net: torch.optim.LBFGS(net.parameters()),
+            "A step is one gradient and one update. LBFGS evaluates the model several times a step. "
+            "Use another optimizer, such as torch.optim.Adam.",
+        ),
+        (
+            lambda net: torch.optim.SparseAdam(net.parameters()),
+            "Gradients are dense. Got SparseAdam. Use torch.optim.Adam.",
+        ),
+        (
+            lambda net: sgd(copy.deepcopy(net)),
+            "The optimizer holds the model's own parameters. Got 2 that the model does not have. "
+            "Make the optimizer from this model: torch.optim.SGD(model.parameters(), lr=0.1).",
+        ),
+        (
+            lambda net: "sgd",
+            "A PyTorch model goes with a torch.optim optimizer. Got str. "
+            "Use for example torch.optim.SGD(model.parameters(), lr=0.1).",
+        ),
+        (
+            lambda net: None,
+            "A PyTorch model goes with a torch.optim optimizer. Got NoneType. "
+            "Use for example torch.optim.SGD(model.parameters(), lr=0.1).",
+        ),
+    ],
+)
+def test_optimizers(make, message):
+    net = nn.Linear(5, 3)
+    with pytest.raises(OptimizerError) as caught:
+        lockstep.wrap(net, make(net), nn.CrossEntropyLoss(), devices=1)
+    assert str(caught.value) == message
+
+
+def test_a_loss_that_is_none():
+    with pytest.raises(ModelError) as caught:
+        wrapped(loss="cross_entropy")
+    assert str(caught.value) == (
+        "A loss is a torch.nn loss, a function of (outputs, targets) or a lockstep.objective. Got 'cross_entropy'."
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (3, "A model is a torch.nn.Module. Got builtins.int. Give lockstep.wrap the model itself."),
+        (nn.Linear, "A model is a torch.nn.Module. Got builtins.type. Give lockstep.wrap the model itself."),
+    ],
+)
+def test_what_is_no_model(model, message):
+    with pytest.raises(ModelError) as caught:
+        lockstep.wrap(model, None, None)
+    assert str(caught.value) == message
+
+
+def frozen():
+    return nn.Linear(5, 3).requires_grad_(False)
+
+
+class Unsure(nn.Module):
+    """Uses an operation without a deterministic form."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.inner(x).put_(torch.tensor([0]), torch.zeros(1))
+
+
+class Sparse(nn.Module):
+    """Gives a sparse gradient without saying so beforehand."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x):
+        return F.embedding(x.long().abs() % 5, self.table, sparse=True).sum(1)
+
+
+WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third of four shards
+
+
+@pytest.mark.parametrize(
+    ("make", "batch", "error", "message"),
+    [
+        (
+            lambda: wrapped(frozen()),
+            (X, Y),
+            ModelError,
+            "Nothing to train: every parameter is frozen. Set requires_grad=True on some.",
+        ),
+        (
+            lambda: wrapped(loss=lambda outputs, targets: torch.tensor(1.0)),
+            (X, Y),
+            ModelError,
+            "The loss does not depend on any parameter that is trained. Compute it from the outputs.",
+        ),
+        (
+            lambda: wrapped(loss=lambda outputs, targets: 1.0),
+            (X, Y),
+            ModelError,
+            "A loss gives one number, or one per example. Got float for a shard of 4.",
+        ),
+        (
+            lambda: wrapped(loss=lambda outputs, targets: outputs[:3]),
+            (X, Y),
+            ModelError,
+            "A loss gives one number, or one per example. Got Tensor(3, 3) for a shard of 4.",
+        ),
+        (
+            lambda: wrapped(loss=F.mse_loss),
+            (X, X[:, :3], torch.ones(16)),
+            ModelError,
+            "Example weights need a loss that gives one value per example. Got Tensor() for a shard of 4. "
+            "Return one value per example, or write an objective that returns (sum, weight).",
+        ),
+        (
+            lambda: wrapped(loss=lockstep.objective(lambda net, batch: 3)),
+            (X, Y),
+            ModelError,
+            "An objective returns the shard's mean loss as a tensor, one loss per example, (loss, {name: value}) or "
+            "(sum, weight). Got int for a shard of 4.",
+        ),
+        (
+            lambda: lockstep.wrap(net := nn.Linear(5, 3), sgd(net), None, devices=1, shards=4),
+            X,
+            ModelError,
+            "Without a loss the model's output carries one as `.loss`. Got Tensor(4, 3). "
+            "Give wrap a loss, or return an output with `.loss`.",
+        ),
+        (
+            lambda: wrapped(loss=lockstep.objective(lambda net, batch: net(batch[0]).mean()), metrics=["accuracy"]),
+            (X, Y),
+            ModelError,
+            "Metrics compare outputs and targets, and this loss tells neither. "
+            "Let an objective return its own: return loss, {'name': value}.",
+        ),
+        (
+            lambda: wrapped(metrics={"odd": lambda outputs, targets: outputs[:3]}),
+            (X, Y),
+            ModelError,
+            "A metric gives one value per example, or (sum, weight). Got shape (3, 3) from 'odd' for a shard of 4.",
+        ),
+        (
+            lambda: wrapped(metrics=["mse"]),
+            (X, Y),
+            ModelError,
+            "mse and mae compare outputs and targets of one shape. Got (4, 3) and (4,). Reshape one of them.",
+        ),
+        (
+            lambda: wrapped(Sparse()),
+            (X, Y),
+            ModelError,
+            "Gradients are dense. Got a sparse one. Use torch.nn.Embedding(..., sparse=False).",
+        ),
+        (
+            wrapped,
+            (X, WRONG),
+            BatchError,
+            "Labels run from 0 to 2, for the model gives 3 outputs. Got labels from 1 to 7. "
+            "Mend the labels, or the last layer.",
+        ),
+        (
+            wrapped,
+            {"x": X, "y": Y},
+            BatchError,
+            "With a loss of (outputs, targets) a batch is (inputs, targets) or (inputs, targets, weights). "
+            "Got {'x': Tensor(4, 5), 'y': Tensor(4,)}. Give one of these, or write an objective:\n" + OBJECTIVE_EXAMPLE,
+        ),
+        (
+            wrapped,
+            (X[:0], Y[:0]),
+            BatchError,
+            "A batch holds at least one example. Got a batch of size 0. Leave empty batches out.",
+        ),
+        (
+            wrapped,
+            (X, Y[1:]),
+            BatchError,
+            "Every array of a batch has one entry per example. Got lengths 16, 15 in (Tensor(16, 5), Tensor(15,)). "
+            "Give arrays of equal length.",
+        ),
+        (
+            lambda: wrapped(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), shards=8),
+            (X[:15], Y[:15]),  # shards of 2, and the last of 1
+            BatchError,
+            "Batch norm needs more than one value per channel in every shard. Shard 7 of step 0 has too few examples: "
+            "15 in 8 shards. Use fewer shards, a larger batch, or leave the short last batch out.",
+        ),
+    ],
+)
+def test_steps(make, batch, error, message):
+    with make() as trainer:
+        before = trainer.digest()
+        with pytest.raises(error) as caught:
+            trainer.step(batch)
+        assert str(caught.value) == message
+        assert trainer.digest() == before
+
+
+def test_weights_of_another_shape_are_refused():
+    """One weight per element is no weight per example; with one example a shard, broadcasting would hide it."""
+    with wrapped(loss=nn.MSELoss(), shards=8) as trainer, pytest.raises(lockstep.LockstepError, match="weight"):
+        trainer.step((X[:8], X[:8, :3], torch.rand(8, 3)))
+
+
+def test_an_operation_without_a_deterministic_form_is_named():
+    with wrapped(Unsure()) as trainer:
+        with pytest.raises(ExactError) as caught:
+            trainer.step((X, Y))
+        assert str(caught.value) == (
+            "Equal bits need deterministic operations. Got one that has no such form: put_. "
+            "Replace it, or use lockstep.wrap(..., exact=False) to train without the promise."
+        )
+    with wrapped(Unsure(), exact=False) as trainer:
+        trainer.step((X, Y))
+        assert trainer.digest().startswith("inexact:")
+        with pytest.raises(ExactError) as caught:
+            trainer.verify((X, Y), devices=(1,))
+        assert str(caught.value) == (
+            "verify checks the promise of equal bits. This trainer has exact=False. Use exact=True."
+        )
+
+
+@pytest.mark.parametrize("num_shards", [4, 1])
+def test_a_loss_that_is_not_finite_names_step_and_shard_and_changes_nothing(num_shards):
+    net = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
+    with wrapped(net, shards=num_shards) as trainer:
+        trainer.step((X, Y))
+        before = trainer.digest()
+        bad = X.clone()
+        bad[10] = torch.nan  # in shard 2 of 4
+        with pytest.raises(NonFiniteError) as caught:
+            trainer.step((bad, Y))
+        assert str(caught.value).startswith(
+            f"A loss is a finite number. Got nan in step 1, shard {2 if num_shards == 4 else 0}. "
+        )
+        assert trainer.digest() == before
+        trainer.step((X, Y))
+
+
+def test_an_error_of_the_models_own_says_its_shard():
+    class Picky(nn.Linear):
+        def forward(self, x):
+            if (x == 9).any():
+                raise KeyError("nine")
+            return super().forward(x)
+
+    nines = X.clone()
+    nines[5] = 9
+    with wrapped(Picky(5, 3)) as trainer:
+        with pytest.raises(KeyError, match="nine") as caught:
+            trainer.step((nines, Y))
+        assert caught.value.__notes__ == ["In shard 1 of step 0."]
+
+
+def test_two_arguments_of_data():
+    with wrapped() as trainer:
+        with pytest.raises(BatchError, match=r"^fit takes one data argument. Got 2. Use fit\(\(x, y\), ...\).$"):
+            trainer.fit(X, Y)
+        with pytest.raises(BatchError, match=r"^evaluate takes one data argument. Got 2. Use evaluate\(\(x, y\)\).$"):
+            trainer.evaluate(X, Y)
+
+
+def test_outputs_that_are_not_one_per_example():
+    class Pooled(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).mean(0, keepdim=True)
+
+    with wrapped(Pooled(5, 3)) as trainer, pytest.raises(BatchError) as caught:
+        trainer.predict(X)
+    assert str(caught.value) == ("A model gives one output per example, on axis 0. Got ndarray(1, 3) for 4 examples.")
+
+
+def test_too_many_sums():
+    wide = lockstep.Metric(lambda outputs, targets: outputs.new_zeros(2000), lambda sums: 0.0, "wide")
+    with wrapped(metrics=[wide]) as trainer, pytest.raises(ModelError) as caught:
+        trainer.step((X, Y))
+    assert str(caught.value).startswith("The metrics of a step give at most ")
+
+
+def test_a_group_of_strangers_added_later():
+    net = nn.Linear(5, 3)
+    optimizer = sgd(net)
+    with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=1) as trainer:
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+        with pytest.raises(OptimizerError) as caught:
+            trainer._backend.controls()
+    assert str(caught.value) == (
+        "A parameter group holds parameters that the model had when it was wrapped. Got one with others. "
+        "Call lockstep.wrap again after changing the model."
+    )
+
+
+class Locked(nn.Module):
+    """Holds what cannot be pickled."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+        self.inner.guard = threading.Lock()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_what_cannot_be_pickled_is_named():
+    with pytest.raises(ModelError) as caught:
+        wrapped(Locked(), devices=2)
+    assert str(caught.value) == (
+        "A worker process gets the model by pickle. The attribute 'inner.guard' of type lock cannot be pickled: "
+        "cannot pickle '_thread.lock' object. "
+        "Make it in the forward pass, or leave it out with __getstate__; or use devices=1."
+    )
+    with wrapped(Locked()) as trainer:
+        trainer.step((X, Y))
+
+
+def test_a_parametrized_model_is_named():
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)))
+    with pytest.raises(ModelError, match=r"(?s)The parametrized module '0' cannot be pickled: .*use devices=1\.$"):
+        wrapped(net, devices=2)
+    with wrapped(net) as trainer:
+        trainer.step((X, Y))
+
+
+def test_a_loss_that_cannot_be_pickled_is_named():
+    lock = threading.Lock()
+
+    def loss(outputs, targets, guard=lock):
+        return F.cross_entropy(outputs, targets)
+
+    with pytest.raises(ModelError, match=r"The loss cannot be pickled"):
+        wrapped(loss=loss, devices=2)
+
+
+@pytest.mark.parametrize("reduce", [nn.CrossEntropyLoss(), partial(F.cross_entropy, label_smoothing=0.1)])
+def test_numpy_and_torch_batches_are_the_same(reduce):
+    found = set()
+    for batch in ((X, Y), (X.numpy(), Y.numpy()), [X, Y], (X, np.asarray(Y))):
+        torch.manual_seed(0)
+        with wrapped(loss=reduce) as trainer:
+            trainer.step(batch)
+            found.add(trainer.digest())
+    assert len(found) == 1

@@ -1,0 +1,161 @@
+"""Whatever the nest, cut and joined it is itself again."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.core import batches
+from lockstep.core.plan import Plan
+from lockstep.errors import BatchError
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+def nests(num_examples):
+    """Nests whose arrays and lists hold `num_examples`, beside scalars and strings."""
+    numbers = np.arange(num_examples)
+    cut = st.sampled_from([numbers, np.stack([numbers, -numbers], 1), numbers.astype(str), [*map(str, numbers)]])
+    whole = st.sampled_from([0.5, 3, "text", None, True, np.float32(2), np.array(7)])
+    return st.recursive(
+        cut | whole,
+        lambda inner: (
+            st.lists(inner, max_size=3).map(tuple)
+            | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+            | st.builds(Pair, inner, inner)
+        ),
+        max_leaves=6,
+    )
+
+
+@st.composite
+def dealt(draw):
+    num_examples = draw(st.integers(1, 40))
+    return num_examples, (np.arange(num_examples), draw(nests(num_examples)))
+
+
+@given(dealt(), st.integers(1, 12))
+def test_cut_and_join_is_the_batch_again(case, num_shards):
+    num_examples, batch = case
+    pieces = batches.cut(batch, num_shards)
+    assert batches.count(batch) == num_examples
+    assert [piece is None for piece in pieces] == [shard >= num_examples for shard in range(num_shards)]
+    joined = batches.join([piece for piece in pieces if piece is not None], np.concatenate)
+    np.testing.assert_equal(joined, batch)
+
+
+@given(dealt(), st.integers(1, 12), st.data())
+def test_every_example_is_dealt_exactly_once_in_order(case, num_shards, data):
+    num_examples, batch = case
+    num_replicas = data.draw(st.integers(1, num_shards))
+    owners = data.draw(st.lists(st.integers(0, num_replicas - 1), min_size=num_shards, max_size=num_shards))
+    split = data.draw(st.integers(0, num_replicas))  # two processes
+    groups = [list(range(split)), list(range(split, num_replicas))]
+    parts = batches.deal(batch, Plan(tuple(owners), num_replicas), groups)
+    assert [list(part) for part in parts] == groups
+    shards = {}
+    for part in parts:
+        for replica, pieces in part.items():
+            assert all(owners[shard] == replica for shard in pieces)
+            shards |= pieces
+    seen = [example for shard in sorted(shards) for example in shards[shard][0]]
+    assert seen == list(range(num_examples))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([np.zeros(2), np.ones(2)], (np.zeros(2), np.ones(2))),  # as loaders make it
+        ([np.zeros(2), "text"], (np.zeros(2), "text")),
+        (["a", "b"], ["a", "b"]),
+        ((np.zeros(2),), (np.zeros(2),)),
+        ([], []),
+    ],
+)
+def test_a_list_of_arrays_at_the_top_is_a_tuple(value, expected):
+    found = batches.top(value)
+    assert type(found) is type(expected)
+    np.testing.assert_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (slice(1, 3), (np.array([1, 2]), {"names": ["b", "c"], "rate": 0.5})),
+        ([3, 0], (np.array([3, 0]), {"names": ["d", "a"], "rate": 0.5})),
+        (np.array([2]), (np.array([2]), {"names": ["c"], "rate": 0.5})),
+    ],
+)
+def test_select(where, expected):
+    batch = (np.arange(4), {"names": ["a", "b", "c", "d"], "rate": 0.5})
+    np.testing.assert_equal(batches.select(batch, where), expected)
+
+
+def test_a_named_tuple_stays_one():
+    assert batches.cut(Pair(np.arange(3), "same"), 2)[0]._fields == ("left", "right")
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (np.zeros((4, 2), np.float32), "ndarray(4, 2)"),
+        ({"x": np.zeros(3), "y": [1, 2, 3]}, "{'x': ndarray(3,), 'y': list of 3}"),
+        ((1, "a", None), "(int, str, NoneType)"),
+        (np.float64(2), "float64()"),
+    ],
+)
+def test_describe(batch, expected):
+    assert batches.describe(batch) == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            (1, "text"),
+            "A batch holds at least one array whose first axis counts the examples. Got (int, str). "
+            f"Give (inputs, targets), or write an objective:\n{batches.OBJECTIVE_EXAMPLE}",
+        ),
+        (
+            {"x": np.zeros((3, 2)), "y": np.zeros(4)},
+            "Every array of a batch has one entry per example. Got lengths 3, 4 "
+            "in {'x': ndarray(3, 2), 'y': ndarray(4,)}. Give arrays of equal length.",
+        ),
+        (
+            (np.zeros((0, 2)), []),
+            "A batch holds at least one example. Got a batch of size 0. Leave empty batches out.",
+        ),
+    ],
+)
+def test_errors(batch, message):
+    for function in (batches.count, lambda batch: batches.cut(batch, 2)):
+        with pytest.raises(BatchError) as caught:
+            function(batch)
+        assert str(caught.value) == message
+
+
+def test_the_example_of_an_objective_is_python():
+    compile("def f():" + batches.OBJECTIVE_EXAMPLE, "example", "exec")
+
+
+BATCH = (np.arange(6.0).reshape(3, 2), ["a", "b", "c"], 0.5)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (BATCH[0] + [0, 1], *BATCH[1:]),
+        (BATCH[0].astype("float32"), *BATCH[1:]),
+        (BATCH[0].reshape(2, 3), *BATCH[1:]),
+        (BATCH[0], ["a", "b", "d"], 0.5),
+        (*BATCH[:2], 0.25),
+    ],
+)
+def test_fingerprints_tell_batches_apart(other):
+    assert batches.fingerprint(BATCH) == batches.fingerprint((BATCH[0].copy(), list("abc"), 0.5))
+    assert batches.fingerprint(other) != batches.fingerprint(BATCH)

@@ -1,0 +1,38 @@
+"""Equal digests, equal bits: nothing else may pass for equal."""
+
+import numpy as np
+import pytest
+
+from lockstep.backends.base import Array
+from lockstep.core import digest
+
+ZEROS = np.zeros((2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Array(-ZEROS, "float32"),  # -0.0 == 0.0, but not to the bit
+        Array(ZEROS.reshape(3, 2), "float32"),
+        Array(ZEROS.view(np.int32), "int32"),
+        Array(ZEROS, "python"),
+    ],
+)
+def test_sign_shape_and_type_count(other):
+    (one,), (two,) = (digest.of_arrays({"w": array}).values() for array in (Array(ZEROS, "float32"), other))
+    assert one != two
+
+
+def test_memory_order_does_not_count():
+    values = np.arange(6.0).reshape(2, 3)
+    arrays = {"c": Array(values, "float64"), "f": Array(np.asfortranarray(values), "float64")}
+    found = digest.of_arrays(arrays)
+    assert found["c"] == found["f"]
+
+
+@pytest.mark.parametrize(
+    ("digests", "step"),
+    [({"a": "1", "b": "3"}, 3), ({"a": "1", "c": "2"}, 3), ({"a": "1"}, 3), ({"a": "1", "b": "2"}, 4)],
+)
+def test_names_values_and_step_make_the_whole(digests, step):
+    assert digest.of_state(digests, step) != digest.of_state({"a": "1", "b": "2"}, 3)

@@ -1,0 +1,80 @@
+"""Every example in exactly one shard, every shard on exactly one replica."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.core.plan import Plan, bounds, default_shards, default_threads, sizes
+from lockstep.errors import PlanError
+
+examples = st.integers(0, 300)
+shards = st.integers(1, 40)
+
+
+@given(examples, shards)
+def test_every_example_in_exactly_one_shard_in_order(num_examples, num_shards):
+    covered = [example for start, stop in bounds(num_examples, num_shards) for example in range(start, stop)]
+    assert covered == list(range(num_examples))
+
+
+@given(examples, shards)
+def test_sizes_differ_by_at_most_one_larger_first(num_examples, num_shards):
+    found = sizes(num_examples, num_shards)
+    assert len(found) == num_shards
+    assert max(found) - min(found) <= 1
+    assert found == sorted(found, reverse=True)
+    assert found == [stop - start for start, stop in bounds(num_examples, num_shards)]
+
+
+@given(st.data(), shards)
+def test_an_even_plan_gives_every_replica_neighbouring_shards(data, num_shards):
+    num_replicas = data.draw(st.integers(1, num_shards))
+    plan = Plan.even(num_shards, num_replicas)
+    loads = [plan.shards_of([replica]) for replica in range(num_replicas)]
+    assert plan.num_shards == num_shards
+    assert [shard for load in loads for shard in load] == list(range(num_shards))
+    assert max(map(len, loads)) - min(map(len, loads)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "num_devices", "expected"),
+    [
+        (256, 1, 8),
+        (255, 1, 4),
+        (128, 1, 4),
+        (127, 1, 2),
+        (64, 1, 2),
+        (63, 1, 1),
+        (32, 1, 1),
+        (1, 1, 1),
+        (4096, 1, 8),  # never above 8 for the batch's sake
+        (256, 8, 8),
+        (256, 3, 8),  # devices do not matter while there are enough shards
+        (32, 2, 2),  # raised to the next power of two
+        (64, 3, 4),
+        (4096, 9, 16),
+    ],
+)
+def test_default_shards(batch_size, num_devices, expected):
+    assert default_shards(batch_size, num_devices) == expected
+
+
+@pytest.mark.parametrize(("num_threads", "num_shards", "expected"), [(16, 8, 2), (8, 8, 1), (2, 8, 1), (7, 2, 3)])
+def test_default_threads(num_threads, num_shards, expected):
+    assert default_threads(num_threads, num_shards) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Plan.even(8, 9),
+            "Every device needs a shard. Got devices=9, shards=8. Use shards=16, or devices=8.",
+        ),
+        (lambda: Plan((0, 2), 2), "A shard's owner is a replica from 0 to 1. Got (0, 2)."),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(PlanError) as caught:
+        make()
+    assert str(caught.value) == message

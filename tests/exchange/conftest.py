@@ -1,0 +1,72 @@
+"""Several members in one process, a thread for each: the exchange does not know the difference."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
+
+import pytest
+
+from lockstep.core.step import Member
+from lockstep.exchange.barrier import Barrier
+from lockstep.exchange.region import Region
+from lockstep.exchange.shared import SharedExchange
+
+
+@pytest.fixture
+def resources():
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def region(resources):
+    region = Region.create("test")
+    resources.callback(region.close)
+    return region
+
+
+@pytest.fixture
+def barriers(resources):
+    """A function: the ends of a new barrier of so many members."""
+
+    def make(count, watched=()):
+        control = Region.create("control")
+        resources.callback(control.close)
+        bells = [os.eventfd(0) for _ in range(count)]
+        for bell in bells:
+            resources.callback(os.close, bell)
+        return [Barrier(index, control, bells, watched if index == 0 else ()) for index in range(count)]
+
+    return make
+
+
+@pytest.fixture
+def members(resources, region, barriers):
+    """A function: members over the given backends that share one region."""
+
+    def make(backends, plan):
+        result = []
+        for index, (backend, barrier) in enumerate(zip(backends, barriers(len(backends)), strict=True)):
+            own = Region(os.dup(region.descriptor))
+            resources.callback(own.close)
+            result.append(Member(backend, SharedExchange(backend, own, barrier, plan, index), nullcontext))
+        return result
+
+    return make
+
+
+@pytest.fixture
+def together():
+    """A function: calls all functions at once and gives what each returned or raised."""
+
+    def run(functions):
+        def outcome(function):
+            try:
+                return function()
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(len(functions)) as pool:
+            return list(pool.map(outcome, functions, timeout=30))
+
+    return run

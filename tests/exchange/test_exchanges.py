@@ -1,0 +1,129 @@
+"""One process, several replicas or several members: the same bits, and a failed step that nobody made."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from lockstep.backends import numpy as backends
+from lockstep.backends.base import Recipe, Work
+from lockstep.backends.numpy import SGD, CrossEntropy, Dense
+from lockstep.core import batches, digest
+from lockstep.core.options import Options
+from lockstep.core.plan import Plan
+from lockstep.errors import NonFiniteError, PeerFailed
+from lockstep.world import Alone
+
+LOSSES = {"divided": CrossEntropy(ignore_index=1), "shared": "mse"}  # by the weight after the tree; by shares before
+SIZES = (61, 27, 5, 61)  # 5: fewer examples than shards
+
+
+def opened(loss, devices=("cpu:0",)):
+    model = Dense([6, 40, 4], seed=1, dtype="float32", dropout=0.25)
+    return backends.open(Recipe(model, SGD(0.1, momentum=0.9), LOSSES[loss], (), Options()), devices)
+
+
+def batch(loss, num_examples, step=0):
+    generator = np.random.Generator(np.random.PCG64(step))
+    x = generator.standard_normal((num_examples, 6)).astype("float32")
+    return x, generator.integers(0, 4, num_examples) if loss == "divided" else x[:, :4].copy()
+
+
+def works(batch, plan, groups, step=0):
+    pieces = batches.deal(batch, plan, groups)
+    return [Work(part, batches.count(batch), plan.num_shards, 1, 0, step) for part in pieces]
+
+
+def digests(backend):
+    return digest.of_arrays(backend.state())
+
+
+def alone(loss, num_shards, num_replicas=1):
+    """The sums of every step and the state after the last, with all replicas in one process."""
+    backend = opened(loss, [f"cpu:{index}" for index in range(num_replicas)])
+    team = Alone(backend)
+    assert len(team.devices) == num_replicas
+    plan = Plan.even(num_shards, num_replicas)
+    sums = []
+    for step, size in enumerate(SIZES):
+        sums.append(team.step(works(batch(loss, size, step), plan, team.replicas(), step), plan).tobytes())
+    return sums, digests(backend)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("num_shards", "num_replicas"), [(8, 3), (8, 5), (8, 8), (5, 2), (3, 3)])
+def test_replicas_of_one_process_give_the_bits_of_one(loss, num_shards, num_replicas):
+    assert alone(loss, num_shards, num_replicas) == alone(loss, num_shards)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("num_shards", "num_members"), [(8, 2), (8, 3), (8, 5), (5, 2), (3, 3)])
+def test_members_over_shared_memory_give_the_bits_of_one(members, together, loss, num_shards, num_members):
+    plan = Plan.even(num_shards, num_members)
+    crew = members([opened(loss) for _ in range(num_members)], plan)
+    groups = [[index] for index in range(num_members)]
+    sums = []
+    for step, size in enumerate(SIZES):
+        parts = works(batch(loss, size, step), plan, groups, step)
+        found = together([partial(member.step, work) for member, work in zip(crew, parts, strict=True)])
+        assert len({each.tobytes() for each in found}) == 1
+        sums.append(found[0].tobytes())
+    expected = alone(loss, num_shards)
+    assert [(sums, digests(member.backend)) for member in crew] == [expected] * num_members
+
+
+def trio(members):
+    return members([opened("divided") for _ in range(3)], Plan.even(8, 3))
+
+
+def step(crew, together, data):
+    parts = works(data, Plan.even(8, 3), [[0], [1], [2]])
+    return together([partial(member.step, work) for member, work in zip(crew, parts, strict=True)])
+
+
+def goes_on(crew, together):
+    """Whether the next step is made by all, with the bits of one replica."""
+    data = batch("divided", 61)
+    found = step(crew, together, data)
+    backend, plan = opened("divided"), Plan.even(8, 1)
+    expected = Alone(backend).step(works(data, plan, [[0]])[0:1], plan)
+    return {each.tobytes() for each in found} == {expected.tobytes()} and [
+        digests(member.backend) for member in crew
+    ] == [digests(backend)] * 3
+
+
+def test_who_fails_before_the_first_barrier_stops_all(members, together):
+    crew = trio(members)
+    before = digests(crew[0].backend)
+    x, y = batch("divided", 61)
+    x[30] = np.nan  # shard 3, which the second member computes
+    first, second, third = step(crew, together, (x, y))
+    assert [type(first), type(second), type(third)] == [PeerFailed, NonFiniteError, PeerFailed]
+    assert "Got nan in step 0, shard 3." in str(second)
+    assert [digests(member.backend) for member in crew] == [before] * 3
+    assert goes_on(crew, together)
+
+
+def test_who_fails_between_the_barriers_stops_all(members, together, monkeypatch):
+    crew = trio(members)
+    before = digests(crew[0].backend)
+    with monkeypatch.context() as patch:
+        patch.setattr(crew[2].backend, "divide", lambda *arguments: 1 / 0)
+        outcomes = step(crew, together, batch("divided", 61))
+    assert [type(outcome) for outcome in outcomes] == [PeerFailed, PeerFailed, ZeroDivisionError]
+    assert [digests(member.backend) for member in crew] == [before] * 3
+    assert goes_on(crew, together)
+
+
+def test_a_batch_without_weight_is_refused_by_all(members, together):
+    crew = trio(members)
+    before = digests(crew[0].backend)
+    x, y = batch("divided", 61)
+    outcomes = step(crew, together, (x, np.ones_like(y)))  # every target is the ignored one
+    assert {str(outcome) for outcome in outcomes} == {
+        "The weights of a batch sum to more than 0. Got 0 in step 0: every target is ignored or has weight 0. "
+        "Leave such batches out."
+    }
+    assert {type(outcome) for outcome in outcomes} == {NonFiniteError}
+    assert [digests(member.backend) for member in crew] == [before] * 3
+    assert goes_on(crew, together)
