@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from lockstep.callbacks import Chain, History
-from lockstep.callbacks.progress import Progress
 from lockstep.callbacks.bar import Bar, Speed
 from lockstep.callbacks.base import Params
+from lockstep.callbacks.progress import Progress
 from lockstep.callbacks.screen import Notebook, choose
 from lockstep.callbacks.summary import Summary
 

@@ -134,12 +134,20 @@ class SquaredError:
 
 _LOSSES = {"cross_entropy": CrossEntropy(), "mse": SquaredError()}
 
-_NAMED: dict[str, Callable[[Floats, Floats], Any]] = {
-    "accuracy": lambda outputs, targets: outputs.argmax(1) == targets,
-    "top5": lambda outputs, targets: (np.argsort(-outputs, 1)[:, :5] == targets[:, None]).any(1),
-    "mse": lambda outputs, targets: ((outputs - targets) ** 2).mean(1),
-    "mae": lambda outputs, targets: np.abs(outputs - targets).mean(1),
-}
+
+def _named(loss: CrossEntropy | SquaredError) -> dict[str, Callable[[Floats, Floats], Any]]:
+    """The metrics that go by a name; targets that the loss ignores do not count."""
+
+    def counted(hits: Floats, targets: Floats) -> tuple[float, float]:
+        there = targets != getattr(loss, "ignore_index", None)
+        return float((hits & there).sum()), float(there.sum())
+
+    return {
+        "accuracy": lambda outputs, targets: counted(outputs.argmax(1) == targets, targets),
+        "top5": lambda outputs, targets: counted((np.argsort(-outputs, 1)[:, :5] == targets[:, None]).any(1), targets),
+        "mse": lambda outputs, targets: ((outputs - targets) ** 2).mean(1),
+        "mae": lambda outputs, targets: np.abs(outputs - targets).mean(1),
+    }
 
 
 class NumpyBackend:
@@ -156,7 +164,7 @@ class NumpyBackend:
         self.devices = tuple(devices)
         self._recipe = recipe
         self._loss = loss
-        self._metrics = resolve(recipe.metrics, _NAMED)
+        self._metrics = resolve(recipe.metrics, _named(loss))
         self._replicas = [(recipe.model, recipe.optimizer)]
         self._replicas += [copy.deepcopy((recipe.model, recipe.optimizer)) for _ in devices[1:]]
         self._layout = Layout.of(

@@ -73,7 +73,7 @@ def show(console: Console, epochs: int, curves: Path, picture: Path | None) -> b
         with console.status(f"{title} on {count} device{'s' * (count > 1)}: python {name} {' '.join(arguments)}"):
             outcomes.append(run(title, name, text, count, arguments))
     ours, theirs = outcomes[: len(REPLICAS)], outcomes[len(REPLICAS) :]
-    console.print(_table(ours, theirs, times=True), _verdict(ours, theirs), Text(NOTE, style="dim"))
+    console.print(Group(_table(ours, theirs, times=True), _verdict(ours, theirs), Text(NOTE, style="dim")))
     console.print(Text(f"{ours[-1].history.closing()}\n{_draw(ours[-1].history, curves)}\n"), soft_wrap=True)
     console.print(Text("What was run, as python train.py cpu cpu cpu:\n"))
     console.print(Syntax(train, "python", background_color="default", word_wrap=True))

@@ -194,7 +194,8 @@ def _explained(work: Work, shard: int) -> Iterator[None]:
             ) from error
         if "deterministic" in text:
             raise ExactError(
-                f"Equal bits need deterministic operations. Got one that has no such form: {text.partition(' does')[0]}. "
+                "Equal bits need deterministic operations. "
+                f"Got one that has no such form: {text.partition(' does not')[0]}. "
                 "Replace it, or use lockstep.wrap(..., exact=False) to train without the promise."
             ) from error
         error.add_note(f"In shard {shard} of step {work.step}.")
