@@ -132,9 +132,11 @@ class Trainer:
         if run.shards is None or run.threads is None:
             self._decide(batches.count(batch))
         works, parts = self._works(batch, run.step)
-        sums = self._team.step(works, parts)
-        run.step += 1
-        return sums
+        team = self._team
+        try:
+            return team.step(works, parts)
+        finally:  # an interrupt that waited for the update comes out here
+            run.step += team.member.committed
 
     # -- forward only
 

@@ -168,9 +168,6 @@ class Module(Protocol):
     def open(self, recipe: Recipe, devices: Sequence[str]) -> Backend:
         """The backend over the recipe's model, with one replica on each of `devices`."""
 
-    def restore(self, dump: bytes) -> Recipe:
-        """The recipe that `Backend.dump` wrote."""
-
     def processes(self, devices: Sequence[str]) -> list[list[str]]:
         """The devices that each process drives, the script's own process first."""
 

@@ -385,12 +385,6 @@ def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
     return NumpyBackend(recipe, devices)
 
 
-def restore(dump: bytes) -> Recipe:
-    """The recipe that the controlling process wrote."""
-    recipe: Recipe = cloudpickle.loads(dump)
-    return recipe
-
-
 def processes(devices: Sequence[str]) -> list[list[str]]:
     """One process per device, as PyTorch has it, so that tests of processes need no framework."""
     return [[device] for device in devices]

@@ -27,6 +27,7 @@ class Member:
         self.exchange = exchange
         self._uninterrupted = uninterrupted
         self.total: Node = {}
+        self.committed = False  # whether the last step was
 
     def step(self, work: "Work") -> Sums:
         """Makes one step and gives the sums of the whole batch.
@@ -35,6 +36,7 @@ class Member:
         leaves every replica as it was. From the commit on every replica applies
         the update, and an interrupt waits until it is done.
         """
+        self.committed = False
         with self.backend.computing(work):
             return self._step(work)
 
@@ -54,7 +56,7 @@ class Member:
         with self._uninterrupted():
             self.exchange.commit()
             self.backend.update(total, work)
-        self.total = total
+            self.total, self.committed = total, True
         return sums
 
     def _nodes(self, work: "Work") -> "dict[tree.Node, Node]":

@@ -6,7 +6,8 @@ order. Gloo carries CPU memory, NCCL GPU memory.
 """
 
 import atexit
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from lockstep.backends.base import Backend, Node, Work
 from lockstep.core import plan, tree
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Sums, divisor
-from lockstep.errors import PeerFailed
+from lockstep.errors import PeerFailed, WorkerError
 from lockstep.exchange import slices
 
 
@@ -42,20 +43,23 @@ class Wire:
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """Everybody's numbers, in the order of the processes."""
         everyone = torch.empty(self.count, len(numbers), dtype=torch.int64)
-        dist.all_gather(list(everyone), torch.tensor(numbers, dtype=torch.int64), group=self.control)
+        with _answered():
+            dist.all_gather(list(everyone), torch.tensor(numbers, dtype=torch.int64), group=self.control)
         rows: list[list[int]] = everyone.tolist()
         return rows
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Everybody's values, in the order of the processes."""
         values: list[Any] = [None] * self.count
-        dist.all_gather_object(values, value, group=self.control)
+        with _answered():
+            dist.all_gather_object(values, value, group=self.control)
         return values
 
     def from_first(self, value: Any) -> Any:
         """The first process's value, in every process."""
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.control)
+        with _answered():
+            dist.broadcast_object_list(values, src=0, group=self.control)
         return values[0]
 
 
@@ -67,6 +71,18 @@ def initialized() -> bool:
 def rank() -> int:
     """This process's number in the process group."""
     return dist.get_rank()
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    """Says in plain words that another process has gone, which torch reports as it comes."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise WorkerError(
+            "Every launched process takes part in every step. One has left or is silent; its own output says why. "
+            f"torch.distributed said: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _leave() -> None:
@@ -99,8 +115,9 @@ class DistributedExchange:
         layout = self._backend.layout(work.phase)
         self._meet(True)
         held = [program.nodes for program in tree.programs(self._plan, work.num_examples)]
-        for dtype in layout.lengths:
-            self._reduce_vector(nodes, held, layout, dtype, work.num_shards)
+        with _answered():
+            for dtype in layout.lengths:
+                self._reduce_vector(nodes, held, layout, dtype, work.num_shards)
         sums = self._backend.sums(self._total, layout)
         by = divisor(sums)
         if by not in (0.0, 1.0):

@@ -16,11 +16,11 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 
-from lockstep.backends.base import Backend, Work
+from lockstep.backends.base import Backend, Recipe, Work
 from lockstep.core.batches import transform
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
@@ -43,7 +43,7 @@ class Crew:
 
     def __init__(self, backend: Backend, home: str, groups: Sequence[Sequence[str]]) -> None:
         require_linux()
-        dump = backend.dump()
+        recipe = cast(Recipe, _Dump(backend.dump()))
         backend.touched()
         self.devices = tuple(device for group in groups for device in group)
         self._groups = groups
@@ -59,7 +59,7 @@ class Crew:
             self._workers = Workers([group[0] for group in groups[1:]], share=[*descriptors, *self._bells])
             self._barrier = Barrier(0, control, self._bells, self._workers.pidfds)
             berths = [
-                Berth(home, dump, tuple(group), index, self._bells, descriptors) for index, group in enumerate(groups)
+                Berth(home, recipe, tuple(group), index, self._bells, descriptors) for index, group in enumerate(groups)
             ]
             self._workers.start([cloudpickle.dumps(functools.partial(serve, berth)) for berth in berths[1:]])
         except BaseException:
@@ -97,6 +97,9 @@ class Crew:
                 return self.member.step(works[0])
         except PeerFailed:
             with self._whole_or_closed():
+                lost = self._workers.poll_dead()
+                if lost is not None:  # the others may wait for it at the barrier and never answer
+                    self._workers.raise_end(lost)
                 self._answers()
                 raise WorkerError("A worker failed in this step and did not say why.") from None
 
@@ -138,7 +141,8 @@ class Crew:
         self._settle()
         controls = pickle.dumps(self._backend.controls())
         turned = controls if controls != self._controls else None
-        state = self._backend.state() if self._backend.touched() else None
+        with self._backend.computing(works[0]):
+            state = self._backend.state() if self._backend.touched() else None
         commands = [Command(method, self._travelling(work), plan, turned, state) for work in works[1:]]
         for index, message in enumerate(parcel.pack(commands, self._parcels)):
             self._waiting[index] = True
@@ -173,6 +177,16 @@ class Crew:
         if failures:
             raise next((error for error in failures if isinstance(error, WorkerError)), failures[0])
         return answers
+
+
+class _Dump:
+    """A recipe that is pickled already; unpickled, it is the recipe."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return cloudpickle.loads, (self._data,)
 
 
 def _close(descriptors: Sequence[int]) -> None:

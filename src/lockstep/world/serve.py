@@ -3,7 +3,7 @@
 import pickle
 from typing import Any, NamedTuple
 
-from lockstep.backends.base import Backend, State, Work
+from lockstep.backends.base import Backend, Recipe, State, Work
 from lockstep.backends.choose import module
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
@@ -21,7 +21,7 @@ class Berth(NamedTuple):
     """A worker's place in the crew: its model, its devices, and the descriptors it inherited."""
 
     home: str
-    dump: bytes
+    recipe: Recipe
     devices: tuple[str, ...]
     number: int
     bells: tuple[int, ...]
@@ -41,7 +41,7 @@ class Command(NamedTuple):
 def serve(berth: Berth, link: Link) -> None:
     """Answers the parent's commands until the link closes."""
     home = module(berth.home)
-    backend = home.open(home.restore(berth.dump), berth.devices)
+    backend = home.open(berth.recipe, berth.devices)
     leaves, parcels, control = (Region(descriptor) for descriptor in berth.regions)
     barrier = Barrier(berth.number, control, berth.bells)
     member = Member(backend, MemoryExchange(backend), deferred)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import cloudpickle
 import torch
 
 from lockstep.backends.base import Backend, Recipe
@@ -23,12 +22,6 @@ def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
     """The backend of one process, with its one replica."""
     (device,) = devices
     return TorchBackend(recipe, device)
-
-
-def restore(dump: bytes) -> Recipe:
-    """The recipe that the controlling process wrote; only ever read from our own parent's link."""
-    recipe: Recipe = cloudpickle.loads(dump)
-    return recipe
 
 
 def processes(devices: Sequence[str]) -> list[list[str]]:

@@ -35,8 +35,6 @@ class Replica:
         self.buffers = buffers.of(model)
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters.values())}
         self._seen: list[Any] = []
-        self._statistics: list[Tensor] = []
-        self.look()
 
     def _move(self) -> None:
         """Brings everything to the device, in memory that starts at a cache line as torch's own does.
@@ -59,6 +57,11 @@ class Replica:
     def trained(self) -> dict[str, Tensor]:
         """The parameters that the next update may change: held by the optimizer and not frozen."""
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        if not held <= self._index.keys():
+            raise OptimizerError(
+                "A parameter group holds parameters that the model had when it was wrapped. Got one with others. "
+                "Call lockstep.wrap again after changing the model."
+            )
         trained: dict[str, Tensor] = {
             name: parameter
             for name, parameter in self.parameters.items()
@@ -72,17 +75,18 @@ class Replica:
 
     def touched(self) -> bool:
         """Whether anything was written since the last look; looks."""
-        seen, statistics = self._seen, self._statistics
-        self.look()
-        return self._seen != seen or not all(map(buffers.same, self._statistics, statistics))
+        seen, self._seen = self._seen, self._signature()
+        return self._seen != seen
 
     def look(self) -> None:
-        """Takes the state as it is now for seen."""
-        self._seen = self._signature()
-        self._statistics = [buffer.tensor.clone() for buffer in self.buffers]
+        """Takes the state as it is now for seen, where somebody asks for that."""
+        if self._seen:
+            self._seen = self._signature()
 
     def _signature(self) -> list[Any]:
-        result: list[Any] = [(tensor._version, tensor.data_ptr()) for tensor in self.parameters.values()]
+        """Counters, addresses and sums of bytes, for batch norm, `.data` and numpy write behind the counters' back."""
+        tensors = [*self.parameters.values(), *(buffer.tensor for buffer in self.buffers)]
+        result: list[Any] = [(tensor._version, tensor.data_ptr(), _checksum(tensor)) for tensor in tensors]
         for parameter in self.parameters.values():
             for value in self._slots(parameter).values():
                 result.append((value._version, value.data_ptr()) if isinstance(value, Tensor) else value)
@@ -90,21 +94,15 @@ class Replica:
 
     def controls(self) -> dict[str, Any]:
         """The optimizer's numbers, the frozen flags, each module's mode, and torch's global switches."""
-        try:
-            groups = [
+        self.trained()  # refuses groups that hold strangers
+        return {
+            "groups": [
                 {
                     "params": [self._index[id(parameter)] for parameter in group["params"]],
                     "numbers": {key: value for key, value in group.items() if key != "params"},
                 }
                 for group in self.optimizer.param_groups
-            ]
-        except KeyError:
-            raise OptimizerError(
-                "A parameter group holds parameters that the model had when it was wrapped. Got one with others. "
-                "Call lockstep.wrap again after changing the model."
-            ) from None
-        return {
-            "groups": groups,
+            ],
             "trained": [parameter.requires_grad for parameter in self.parameters.values()],
             "training": [module.training for module in self.modules],
             "switches": settings.switches(),
@@ -185,6 +183,14 @@ def _array(value: Any) -> Array:
     if value.dtype in (torch.bfloat16,):
         return Array(value.view(torch.int16).numpy().copy(), "bfloat16")
     return Array(value.numpy().copy(), str(value.dtype).removeprefix("torch."))
+
+
+def _checksum(tensor: Tensor) -> int:
+    """The sum of a CPU tensor's words; a GPU's would make every step wait for it."""
+    if tensor.device.type != "cpu":
+        return 0
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    return int((flat.view(torch.int64) if not len(flat) % 8 else flat).sum())
 
 
 def _tensor(array: Array) -> Tensor:

@@ -1,0 +1,135 @@
+"""Where a LeNet step on two replicas goes: computing, exchange, update, and the rest.
+
+The clock is put around Lockstep's methods from outside. A piece inside another
+counts for itself only. The script's own process is timed, for it does all the
+input and bookkeeping that others wait for; what a worker does between a message
+and its first shard happens beside that and is timed in the worker and added.
+"""
+
+import functools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from models import CASES, data, trained
+
+import lockstep
+from lockstep.backends.torch import shards
+from lockstep.backends.torch.backend import TorchBackend
+from lockstep.data.source import ArraySource
+from lockstep.exchange.shared import SharedExchange
+from lockstep.world import crew, serve
+
+STEP = ("compute", "exchange", "update")  # everything else is input and bookkeeping
+FOLDER = "BENCH_BOOKKEEPING"
+
+
+class Watch:
+    """Seconds by label; what runs inside a labelled piece under a label of its own is not counted twice."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._labels: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def label(self, name: str) -> Iterator[None]:
+        self._turn()
+        self._labels.append(name)
+        try:
+            yield
+        finally:
+            self._turn()
+            self._labels.pop()
+
+    def around(self, owner: Any, name: str, label: str) -> None:
+        """Times a function or method."""
+        inner: Callable[..., Any] = getattr(owner, name)
+
+        @functools.wraps(inner)
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            with self.label(label):
+                return inner(*arguments, **keywords)
+
+        setattr(owner, name, timed)
+
+    def through(self, owner: Any, name: str, label: str) -> None:
+        """Times a generator, only while it runs."""
+        inner: Callable[..., Iterator[Any]] = getattr(owner, name)
+
+        @functools.wraps(inner)
+        def timed(*arguments: Any, **keywords: Any) -> Iterator[Any]:
+            iterator = inner(*arguments, **keywords)
+            end = object()
+            while True:
+                with self.label(label):
+                    value = next(iterator, end)
+                if value is end:
+                    return
+                yield value
+
+        setattr(owner, name, timed)
+
+    def _turn(self) -> None:
+        now = time.perf_counter()
+        if self._labels:
+            self.seconds[self._labels[-1]] += now - self._since
+        self._since = now
+
+
+def watched() -> Watch:
+    """A watch around the pieces of a step in this process."""
+    watch = Watch()
+    watch.through(TorchBackend, "leaves", "compute")
+    watch.around(shards, "put", "input: fresh buffers")
+    watch.around(SharedExchange, "reduce", "exchange")
+    watch.around(SharedExchange, "commit", "exchange")
+    watch.around(TorchBackend, "update", "update")
+    return watch
+
+
+def timed_serve(berth: Any, link: Any) -> None:
+    """A worker that also tells what it did before its first shards."""
+    watch = watched()
+    watch.around(serve.parcel, "unpack", "worker: unpack")
+    try:
+        serve.serve(berth, link)
+    finally:
+        Path(os.environ[FOLDER], "worker.json").write_text(json.dumps(watch.seconds))
+
+
+def measure(steps: int) -> dict[str, float]:
+    """Milliseconds of a LeNet step, by piece; `rest` is what no other piece names."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[FOLDER] = folder
+        crew.serve = timed_serve
+        watch = watched()
+        watch.through(ArraySource, "epoch", "input: gather")
+        watch.around(crew.Crew, "_tell", "tell the workers")
+        images, labels = data()
+        case = CASES["lenet"]
+        with lockstep.wrap(*trained(case), devices=2, shards=2, threads=1) as trainer:
+            fit = functools.partial(trainer.fit, (images, labels), batch_size=case.batch_size, verbose=0)
+            fit(steps_per_epoch=case.warmup)
+            watch.seconds.clear()
+            started = time.perf_counter()
+            fit(steps_per_epoch=steps)
+            whole = time.perf_counter() - started
+        worker = json.loads(Path(folder, "worker.json").read_text())
+    pieces = dict(watch.seconds) | {"rest": whole - sum(watch.seconds.values())}
+    result = {name: 1000 * seconds / steps for name, seconds in pieces.items()}
+    result["worker: unpack"] = 1000 * worker["worker: unpack"] / (steps + case.warmup)
+    return result
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(measure(int(sys.argv[1]))))

@@ -1,0 +1,42 @@
+"""Every file in examples/ runs, in seconds, as a user starts it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def digests(path, folder, *arguments, launcher=()):
+    # torchrun sets one thread unless told; the threads per shard are part of the result.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, str(path), *arguments]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return re.findall(r"^[0-9a-f]{64}$", result.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_it_runs(path, tmp_path):
+    assert len(digests(path, tmp_path)) == 1
+    assert "__main__" not in path.read_text(encoding="utf-8")
+
+
+def test_the_number_of_devices_and_the_launcher_change_nothing(tmp_path):
+    train = ROOT / "examples" / "train.py"
+    (one,) = digests(train, tmp_path, "cpu")
+    (two,) = digests(train, tmp_path, "cpu", "cpu")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launched = digests(train, tmp_path, "cpu", launcher=torchrun)
+    assert two == one
+    assert launched == [one, one]
+
+
+def test_the_readme_shows_the_example_as_it_is():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert (ROOT / "examples" / "train.py").read_text(encoding="utf-8") in readme

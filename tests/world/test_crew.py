@@ -1,0 +1,149 @@
+"""The crew: workers that come, answer, fail and go, seen from inside the script's own process."""
+
+import gc
+import os
+
+import numpy as np
+import pytest
+
+import lockstep
+from lockstep.backends.numpy import SGD, Dense
+from lockstep.errors import DeviceError, LockstepError, NonFiniteError, PlanError, PlatformError
+
+GENERATOR = np.random.Generator(np.random.PCG64(4))
+BATCH = GENERATOR.standard_normal((20, 6)), GENERATOR.integers(0, 3, 20)
+
+
+def wrap(devices, **options):
+    model = Dense([6, 8, 3], seed=1, dropout=0.2)
+    return lockstep.wrap(model, SGD(0.1, momentum=0.9), "cross_entropy", devices=devices, **{"shards": 6, **options})
+
+
+def descriptors():
+    """What this process holds open."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def one():
+    """The digests of a run on one device after 0, 1, 2 … steps on the batch."""
+    trainer = wrap(1)
+    result = [trainer.digest()]
+    for _ in range(4):
+        trainer.step(BATCH)
+        result.append(trainer.digest())
+    return result
+
+
+def test_close_is_idempotent_and_a_later_use_starts_again(one):
+    before = descriptors()
+    with wrap(3) as trainer:
+        assert len(trainer.devices) == 3
+        trainer.step(BATCH)
+        first = trainer._team._workers.pids
+        trainer.close()
+        trainer.close()
+        assert descriptors() == before
+        trainer.step(BATCH)
+        assert not set(first) & set(trainer._team._workers.pids)
+        assert trainer.digest() == one[2]
+    assert descriptors() == before
+
+
+def test_a_trainer_that_is_dropped_takes_everything_along(one):
+    """A notebook's cell is run again and again, and nobody calls close."""
+    before = descriptors()
+    trainer = wrap(2)
+    trainer.step(BATCH)
+    assert trainer.digest() == one[1]
+    del trainer
+    assert descriptors() == before
+
+
+def test_a_loss_that_is_not_finite_changes_no_replica(one):
+    inputs = BATCH[0].copy()
+    inputs[-1] = np.nan  # in the last shard, which the last worker computes
+    with wrap(3) as trainer:
+        assert len(trainer.devices) == 3
+        trainer.step(BATCH)
+        for _ in range(2):
+            with pytest.raises(NonFiniteError, match=r"Got nan in step 1, shard 5\.") as caught:
+                trainer.step((inputs, BATCH[1]))
+            assert "The traceback in worker cpu:2:" in caught.value.__notes__[0]
+            assert trainer.digest() == one[1]
+        pids = trainer._team._workers.pids
+        trainer.step(BATCH)
+        assert trainer._team._workers.pids == pids  # nobody was lost
+        assert trainer.digest() == one[2]
+
+
+def test_a_failure_in_the_scripts_own_shard_reaches_the_workers(one):
+    inputs = BATCH[0].copy()
+    inputs[0] = np.nan
+    with wrap(3) as trainer:
+        assert len(trainer.devices) == 3
+        with pytest.raises(NonFiniteError, match=r"step 0, shard 0\."):
+            trainer.step((inputs, BATCH[1]))
+        assert trainer.digest() == one[0]
+        trainer.step(BATCH)
+        assert trainer.digest() == one[1]
+
+
+def test_a_failure_in_two_workers_at_once(one):
+    inputs = BATCH[0].copy()
+    inputs[10:] = np.nan
+    with wrap(3) as trainer:
+        assert len(trainer.devices) == 3
+        with pytest.raises(NonFiniteError, match=r"step 0, shard [2345]\."):
+            trainer.step((inputs, BATCH[1]))
+        trainer.step(BATCH)
+        assert trainer.digest() == one[1]
+
+
+def test_a_failure_while_evaluating(one):
+    labels = BATCH[1].copy()
+    labels[-1] = 3
+    with wrap(2) as trainer:
+        assert len(trainer.devices) == 2
+        with pytest.raises(LockstepError, match=r"Labels run from 0 to 2. Got 3"):
+            trainer.evaluate((BATCH[0], labels))
+        trainer.step(BATCH)
+        assert trainer.digest() == one[1]
+
+
+@pytest.mark.parametrize("missing", ["memfd_create", "pidfd_open", "eventfd"])
+def test_a_platform_without(missing, monkeypatch):
+    before = descriptors()
+    monkeypatch.delattr(os, missing)
+    with pytest.raises(PlatformError, match=r"Use devices=1\."):
+        wrap(2)
+    assert descriptors() == before
+    wrap(1).step(BATCH)  # one replica needs none of it
+
+
+@pytest.mark.parametrize(
+    "devices, error, message",
+    [
+        (7, PlanError, r"Every device needs a shard. Got devices=7, shards=6. Use shards=8, or devices=6\."),
+        (0, DeviceError, r"Got devices=0\."),
+        (-1, DeviceError, r"Got devices=-1\."),
+        ([], DeviceError, r"Got an empty list\."),
+        (["cpu", "cuda:0"], DeviceError, r"Devices are all of one type, for bits are. Got cpu, cuda:0\."),
+        (["tpu:9", "tpu:9"], DeviceError, r"Every device must be there. Got 'tpu:9'"),
+    ],
+)
+def test_devices_that_do_not_go(devices, error, message):
+    before = descriptors()
+    with pytest.raises(error, match=message):
+        wrap(devices)
+    assert descriptors() == before
+
+
+def test_more_devices_than_a_first_batch_has_shards():
+    """Without shards= their number is raised, and the opening line says so."""
+    with wrap(3, shards=None) as trainer:
+        assert len(trainer.devices) == 3
+        trainer.step(BATCH)
+        assert trainer._run.shards == 4
+        assert "4 shards of 5 (more than the batch alone would have" in trainer.opening
