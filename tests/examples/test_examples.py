@@ -17,8 +17,10 @@ def digests(path, folder, *arguments, launcher=()):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, *launcher, str(path), *arguments]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    found = re.findall(r"^[0-9a-f]{64}$", result.stdout, re.MULTILINE)
     assert result.returncode == 0, result.stdout + result.stderr
-    return re.findall(r"^[0-9a-f]{64}$", result.stdout, re.MULTILINE)
+    assert found, result.stdout + result.stderr
+    return found
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

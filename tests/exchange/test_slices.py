@@ -7,6 +7,7 @@ from lockstep.backends import numpy as backends
 from lockstep.backends.base import Recipe
 from lockstep.core import tree
 from lockstep.core.layout import Layout
+from lockstep.core.metrics import WEIGHT
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
 from lockstep.exchange import slices
@@ -58,18 +59,19 @@ def test_slices_make_the_bytes_of_the_tree(monkeypatch, block, num_shards, num_r
     for ranges in LAYOUT.slices(num_replicas):
         slices.add_slice(BACKEND, held, ranges, out, num_shards)
     assert {dtype: out[dtype].tobytes() for dtype in out} == {d: expected[d].tobytes() for d in expected}
+
+    place = LAYOUT.fields[-1]
+    by = expected[place.dtype][place.offset + WEIGHT]
+    for ranges in LAYOUT.slices(num_replicas):
+        own = slices.Slice(BACKEND, LAYOUT, tree.root(num_shards), held, ranges, out)
+        for _ in range(2):  # the views are made once and serve every step
+            sums = own.add()
+            assert sums.tobytes() == expected[place.dtype][place.offset : place.offset + place.size].tobytes()
+    for dtype, end in LAYOUT.divided.items():
+        assert out[dtype][:end].tobytes() == (expected[dtype][:end] / np.asarray(by, dtype)).tobytes()
+        assert out[dtype][end:].tobytes() == expected[dtype][end:].tobytes()
     after = {covered: {dtype: vector.tobytes() for dtype, vector in each.items()} for covered, each in held.items()}
     assert after == before  # leaves are not overwritten before the commit
-
-    sums = slices.total_sums(BACKEND, LAYOUT, held, num_shards)
-    place = LAYOUT.fields[-1]
-    assert sums.tobytes() == expected["float64"][place.offset : place.offset + place.size].tobytes()
-
-    for ranges in LAYOUT.slices(num_replicas):
-        slices.divide_slice(BACKEND, LAYOUT, ranges, out, 3.0)
-    for dtype, end in LAYOUT.divided.items():
-        assert out[dtype][:end].tobytes() == (expected[dtype][:end] / np.asarray(3.0, dtype)).tobytes()
-        assert out[dtype][end:].tobytes() == expected[dtype][end:].tobytes()
 
 
 def test_a_lone_leaf_keeps_its_negative_zeros():

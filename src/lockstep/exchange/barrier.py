@@ -10,8 +10,6 @@ import os
 import select
 from collections.abc import Sequence
 
-import numpy as np
-
 from lockstep.errors import PeerFailed
 from lockstep.exchange.region import Region
 
@@ -22,8 +20,8 @@ class Barrier:
     """A barrier of `len(bells)` processes, of which this is number `index`."""
 
     def __init__(self, index: int, region: Region, bells: Sequence[int], watched: Sequence[int] = ()) -> None:
-        words = np.frombuffer(region.view(len(bells) * _LINE), np.int64).reshape(-1, _LINE // 8)[: len(bells)]
-        self._reached, self._failed = words[:, 0], words[:, 1]
+        words = region.view(len(bells) * _LINE)[: len(bells) * _LINE].cast("q")
+        self._reached, self._failed = words[:: _LINE // 8], words[1 :: _LINE // 8]
         self._index = index
         self._others = [bell for number, bell in enumerate(bells) if number != index]
         self._bell = bells[index]
@@ -36,12 +34,12 @@ class Barrier:
     def wait(self) -> None:
         """Arrives, and returns when all have; raises PeerFailed where one failed or died."""
         self._arrive()
-        while int(self._reached.min()) < self._number:
+        while min(self._reached) < self._number:
             for descriptor, _ in self._poll.poll():
                 if descriptor in self._watched:
                     raise PeerFailed
                 os.eventfd_read(descriptor)
-        if (self._failed == self._number).any():
+        if self._number in self._failed.tolist():
             raise PeerFailed
 
     def fail(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from lockstep.backends.base import Backend, Node, Work
 from lockstep.core import tree
 from lockstep.core.layout import Layout
-from lockstep.core.metrics import Sums, divisor
+from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
 from lockstep.exchange import slices
 from lockstep.exchange.barrier import Barrier
@@ -32,6 +32,7 @@ class SharedExchange:
         self._layout: Layout | None = None
         self._slots: list[list[Node]] = []
         self._sums: Node = {}
+        self._slices: dict[int, slices.Slice] = {}
 
     def slots(self, replica: int, count: int, layout: Layout) -> list[Node]:
         """This process's own nodes in the region."""
@@ -41,16 +42,9 @@ class SharedExchange:
 
     def reduce(self, nodes: Mapping[tree.Node, Node], work: Work) -> tuple[Node, Sums]:
         """The root of the tree, of which this process adds its slice."""
-        layout = self._backend.layout(work.phase)
+        own = self._slice(min(work.num_examples, work.num_shards))
         self._barrier.wait()
-        held = self._held(work.num_examples)
-        sums = slices.total_sums(self._backend, layout, held, work.num_shards)
-        ranges = layout.slices(len(self._slots))[self._index]
-        slices.add_slice(self._backend, held, ranges, self._sums, work.num_shards)
-        by = divisor(sums)
-        if by not in (0.0, 1.0):
-            slices.divide_slice(self._backend, layout, ranges, self._sums, by)
-        return self._sums, sums
+        return self._sums, own.add()
 
     def commit(self) -> None:
         """The second barrier."""
@@ -62,7 +56,7 @@ class SharedExchange:
 
     def close(self) -> None:
         """Lets go of the region."""
-        self._slots, self._sums, self._layout = [], {}, None
+        self._slots, self._sums, self._slices, self._layout = [], {}, {}, None
         self._region.close()
 
     def _map(self, layout: Layout) -> None:
@@ -79,11 +73,18 @@ class SharedExchange:
         self._slots = [[block() for _ in range(count)] for count in counts]
         self._sums = block()
         self._layout = layout
+        self._slices = {}
 
-    def _held(self, num_examples: int) -> dict[tree.Node, Node]:
-        """Everybody's nodes, by what they cover."""
-        return {
-            node: self._slots[index][slot]
-            for index, program in enumerate(tree.programs(self._plan, num_examples))
-            for node, slot in program.nodes.items()
-        }
+    def _slice(self, filled: int) -> slices.Slice:
+        """This process's slice of a batch with that many shards; its views are made once."""
+        if filled not in self._slices:
+            held = {
+                node: self._slots[index][slot]
+                for index, program in enumerate(tree.programs(self._plan, filled))
+                for node, slot in program.nodes.items()
+            }
+            assert self._layout is not None
+            ranges = self._layout.slices(len(self._slots))[self._index]
+            root = tree.root(self._plan.num_shards)
+            self._slices[filled] = slices.Slice(self._backend, self._layout, root, held, ranges, self._sums)
+        return self._slices[filled]

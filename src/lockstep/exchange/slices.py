@@ -5,12 +5,12 @@ slice of the vectors for all. The additions of a slice run in blocks that stay i
 the cache.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from lockstep.backends.base import Backend, Node
 from lockstep.core import tree
 from lockstep.core.layout import Layout
-from lockstep.core.metrics import Sums
+from lockstep.core.metrics import Sums, divisor
 
 BLOCK = 1 << 17  # elements
 
@@ -20,15 +20,52 @@ def part(node: Node, ranges: Mapping[str, tuple[int, int]]) -> Node:
     return {dtype: node[dtype][start:stop] for dtype, (start, stop) in ranges.items()}
 
 
-def total_sums(backend: Backend, layout: Layout, held: Mapping[tree.Node, Node], num_shards: int) -> Sums:
-    """The sums of the whole batch; they are few, so every process adds them all."""
-    field = layout.fields[-1]
-    ranges = {field.dtype: (field.offset, field.offset + field.size)}
-    values = {node: part(value, ranges) for node, value in held.items()}
-    total = tree.total(tree.root(num_shards), values, lambda left, right: backend.add(left, right, None))
-    assert total is not None
-    only = Layout((type(field)(field.name, field.dtype, field.shape, 0),), {field.dtype: field.size}, {})
-    return backend.sums(total, only)
+class Slice:
+    """One process's slice of memory that stays where it is: the views are made once, the additions every step."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        layout: Layout,
+        root: tree.Node,
+        held: Mapping[tree.Node, Node],
+        ranges: Mapping[str, tuple[int, int]],
+        out: Node,
+    ) -> None:
+        self._backend = backend
+        self._root = root
+        field = layout.fields[-1]
+        sums = {field.dtype: (field.offset, field.offset + field.size)}
+        self._sums = {node: part(value, sums) for node, value in held.items()}
+        self._only = Layout((type(field)(field.name, field.dtype, field.shape, 0),), {field.dtype: field.size}, {})
+        self._blocks = [
+            ({node: part(value, block) for node, value in held.items()}, part(out, block), divided)
+            for block, divided in _blocks(layout, ranges)
+        ]
+
+    def add(self) -> Sums:
+        """Adds in tree order, divides the gradient where the loss asks for it, and gives the sums of the whole batch.
+
+        The sums are few, so every process adds them all.
+        """
+        total = tree.total(self._root, self._sums, lambda left, right: self._backend.add(left, right, None))
+        assert total is not None
+        sums = self._backend.sums(total, self._only)
+        by = divisor(sums)
+        for held, out, divided in self._blocks:
+            _add(self._backend, self._root, held, out)
+            if divided and by not in (0.0, 1.0):
+                self._backend.divide(out, by)
+        return sums
+
+
+def _blocks(layout: Layout, ranges: Mapping[str, tuple[int, int]]) -> Iterator[tuple[dict[str, tuple[int, int]], bool]]:
+    """The ranges in blocks that stay in the cache, and whether each is the gradient's, which is divided."""
+    for dtype, (start, stop) in ranges.items():
+        end = min(max(start, layout.divided.get(dtype, 0)), stop)
+        for low, high, divided in ((start, end, True), (end, stop, False)):
+            for first in range(low, high, BLOCK):
+                yield {dtype: (first, min(first + BLOCK, high))}, divided
 
 
 def add_slice(
@@ -44,14 +81,6 @@ def add_slice(
             block = {dtype: (first, min(first + BLOCK, stop))}
             values = {node: part(value, block) for node, value in held.items()}
             _add(backend, tree.root(num_shards), values, part(out, block))
-
-
-def divide_slice(backend: Backend, layout: Layout, ranges: Mapping[str, tuple[int, int]], out: Node, by: float) -> None:
-    """Divides the gradient's share of the ranges, and leaves buffers and sums alone."""
-    for dtype, (start, stop) in ranges.items():
-        for first in range(start, min(stop, layout.divided.get(dtype, 0)), BLOCK):
-            last = min(first + BLOCK, stop, layout.divided[dtype])
-            backend.divide(part(out, {dtype: (first, last)}), by)
 
 
 def _add(backend: Backend, node: tree.Node, held: Mapping[tree.Node, Node], out: Node) -> None:
