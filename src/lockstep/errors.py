@@ -52,7 +52,11 @@ class ExactError(LockstepError, RuntimeError):
 
 
 class DivergedError(ExactError):
-    """Bits that should be equal are not."""
+    """Bits that should be equal are not; `digests` holds those of every step and number of devices, where known."""
+
+    def __init__(self, message: str, digests: dict[int, tuple[str, ...]] | None = None) -> None:
+        super().__init__(message)
+        self.digests = digests or {}
 
 
 class NonFiniteError(LockstepError, ArithmeticError):

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -214,12 +213,14 @@ class Trainer:
                     )
         return first
 
-    def verify(self, data: Any, *, steps: int = 5, devices: Sequence[int] = (1, 2, 4)) -> verification.Verification:
+    def verify(
+        self, data: Any, *, steps: int = 5, devices: Sequence[int] = (1, 2, 4), batch_size: int | None = None
+    ) -> verification.Verification:
         """Makes the same steps at each number of devices and compares the bits; the state is as before afterwards."""
         if not self._recipe.options.exact:
             raise ExactError("verify checks the promise of equal bits. This trainer has exact=False. Use exact=True.")
-        batch_list = list(islice(self._source(data, None, shuffle=True).epoch(0), steps))
-        shards = self._run.shards or plan.default_shards(batches.count(batch_list[0]), max(devices))
+        chosen = source.first(self._source(data, batch_size, shuffle=True), steps)
+        shards = self._run.shards or plan.default_shards(batches.count(chosen[0]), max(devices))
         state = self._backend.state()
 
         def on(count: int) -> Trainer:
@@ -235,7 +236,7 @@ class Trainer:
             return trainer
 
         try:
-            return verification.verify(on, batch_list, devices)
+            return verification.verify(on, chosen, devices)
         finally:
             self._backend.load(state)
 

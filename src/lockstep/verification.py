@@ -47,18 +47,23 @@ def verify(
             for batch in batches:
                 trainer.step(batch)
                 found.append(trainer.digests())
-        reference = reference or found
-        _compare(reference, found, devices[0], count)
         result[count] = tuple(digest.of_state(each, step) for step, each in enumerate(found, start=1))
+        reference = reference or found
+        difference = _difference(reference, found)
+        if difference is not None:
+            raise DivergedError(
+                f"Any number of devices gives the same bits. With {count} devices {difference[1]!r} differs from "
+                f"{devices[0]} after step {difference[0]}. Look for something that depends on the process: its id, its "
+                "clock, a generator of Python's or numpy's.",
+                result,
+            )
     return Verification(result)
 
 
-def _compare(one: list[dict[str, str]], other: list[dict[str, str]], first: int, count: int) -> None:
+def _difference(one: list[dict[str, str]], other: list[dict[str, str]]) -> tuple[int, str] | None:
+    """The first step and array that differ."""
     for step, (left, right) in enumerate(zip(one, other, strict=True), start=1):
         for name, value in left.items():
             if right.get(name) != value:
-                raise DivergedError(
-                    f"Any number of devices gives the same bits. With {count} devices {name!r} differs from {first} "
-                    f"after step {step}. Look for something that depends on the process: its id, its clock, a "
-                    "generator that is not torch's."
-                )
+                return step, name
+    return None

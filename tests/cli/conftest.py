@@ -1,13 +1,6 @@
 import sys
 
 import pytest
-import torch
-
-
-@pytest.fixture(autouse=True, scope="session")
-def optimizer_made():
-    """torch sets a variable of its own, for good, when the first optimizer is made. No test shall be blamed for it."""
-    torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.cli import devices, scripts, target
-from lockstep.data.source import Source
 from lockstep.datasets import digits
-from lockstep.errors import BatchError, LockstepError, ModelError
+from lockstep.errors import DivergedError, LockstepError, ModelError
 from lockstep.trainer import Trainer
 from lockstep.verification import Verification
 
@@ -46,8 +44,13 @@ def show(console: Console, question: Question, script: str | None) -> None:
     """Prints a table of digests; raises DivergedError, which names step and tensor, where two differ."""
     subject = _built_in(question) if script is None else _users_own(script)
     counts = _listed(question.counts)
-    with subject.trainer, console.status(f"{question.steps} steps on {counts} devices"):
-        result = _verify(subject, question)
+    try:
+        with subject.trainer, console.status(f"{question.steps} steps on {counts} devices"):
+            result = _verify(subject, question)
+    except DivergedError as error:
+        if error.digests:
+            console.print(_table(error.digests, console.width))
+        raise
     console.print(_table(result.digests, console.width))
     verdict = f"  The same bits after each of {question.steps} steps on {counts} devices."
     console.print(Text(verdict, style="bold green"))
@@ -55,8 +58,9 @@ def show(console: Console, question: Question, script: str | None) -> None:
 
 def _verify(subject: Subject, question: Question) -> Verification:
     try:
-        batches = _batches(subject.trainer._source(subject.data, question.batch_size, shuffle=True), question.steps)
-        return subject.trainer.verify(batches, steps=question.steps, devices=question.counts)
+        return subject.trainer.verify(
+            subject.data, steps=question.steps, devices=question.counts, batch_size=question.batch_size
+        )
     except LockstepError:
         raise
     except Exception as error:
@@ -66,19 +70,6 @@ def _verify(subject: Subject, question: Question) -> Verification:
             "A function that gives a trainer alone has it verified on the bundled digits, rows of 64 numbers. "
             f"The model does not take them: {error}. End the function with: return trainer, (x, y)"
         ) from error
-
-
-def _batches(source: Source, steps: int) -> list[Any]:
-    """That many batches, from as many epochs as they take."""
-    batches: list[Any] = []
-    for epoch in count():
-        more = list(islice(source.epoch(epoch), steps - len(batches)))
-        batches += more
-        if len(batches) == steps:
-            break
-        if not more:
-            raise BatchError(f"The data must hold at least one batch. Got none in epoch {epoch + 1}.")
-    return batches
 
 
 def _built_in(question: Question) -> Subject:
@@ -111,7 +102,9 @@ def _table(digests: Mapping[int, Sequence[str]], width: int) -> Table:
     characters = min(DIGEST_CHARACTERS, max(LEAST_CHARACTERS, room))
     table = Table("step", *(f"{number} device{'s' * (number > 1)}" for number in digests), box=box.SIMPLE_HEAD)
     for step, row in enumerate(zip(*digests.values(), strict=True), start=1):
-        table.add_row(str(step), *(Text(digest[:characters], style="green", no_wrap=True) for digest in row))
+        styles = ["green" if digest == row[0] else "bold red" for digest in row]
+        cells = zip(row, styles, strict=True)
+        table.add_row(str(step), *(Text(digest[:characters], style=style, no_wrap=True) for digest, style in cells))
     return table
 
 

@@ -5,6 +5,7 @@ A source gives whole batches. Which example comes when is a pure function of
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import count, islice
 from typing import Any, Protocol
 
 from lockstep.core import batches, seeds
@@ -92,3 +93,16 @@ def of(data: Any, batch_size: int, shuffle: bool, seed: int) -> Source:
         "Data is (inputs, targets), a nest of arrays, a data set, a loader or an iterable of batches. "
         f"Got {batches.describe(data)}. Give fit((x, y), ...)."
     )
+
+
+def first(source: Source, steps: int) -> list[Any]:
+    """The first batches, from as many epochs as they take."""
+    result: list[Any] = []
+    for epoch in count():
+        more = list(islice(source.epoch(epoch), steps - len(result)))
+        if not more:
+            raise BatchError(f"An epoch holds at least one batch. Epoch {epoch + 1} had none. Give data.")
+        result += more
+        if len(result) == steps:
+            break
+    return result

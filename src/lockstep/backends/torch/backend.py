@@ -1,5 +1,6 @@
 """The PyTorch side of the seam: one replica, in this process, on one device."""
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -46,6 +47,7 @@ class TorchBackend:
         self._device = torch.device("cpu") if device.startswith("cpu") else torch.device(device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
+        importlib.import_module("torch._dynamo")  # the first optimizer step would, and take seconds in a worker
         self._replica = Replica(recipe.model, recipe.optimizer, self._device)
         loss = recipe.loss.to(self._device) if isinstance(recipe.loss, torch.nn.Module) else recipe.loss
         chosen = resolve(recipe.metrics, metrics.named(loss))

@@ -17,6 +17,7 @@ from lockstep.backends.torch.refusals import check_model, check_optimizer
 from lockstep.errors import ModelError, OptimizerError, StateError
 
 CACHE_LINE = 64
+_PLAIN = {bool, int, float, str, type(None)}
 
 
 class Replica:
@@ -93,7 +94,7 @@ class Replica:
         return result
 
     def controls(self) -> dict[str, Any]:
-        """The optimizer's numbers, the frozen flags, each module's mode, and torch's global switches."""
+        """The optimizer's numbers, the frozen flags, each module's plain attributes, and torch's global switches."""
         self.trained()  # refuses groups that hold strangers
         return {
             "groups": [
@@ -104,7 +105,7 @@ class Replica:
                 for group in self.optimizer.param_groups
             ],
             "trained": [parameter.requires_grad for parameter in self.parameters.values()],
-            "training": [module.training for module in self.modules],
+            "attributes": [_plain_attributes(module) for module in self.modules],
             "switches": settings.switches(),
         }
 
@@ -117,8 +118,8 @@ class Replica:
         ]
         for parameter, trained in zip(parameters, controls["trained"], strict=True):
             parameter.requires_grad_(trained)
-        for module, training in zip(self.modules, controls["training"], strict=True):
-            module.training = training
+        for module, attributes in zip(self.modules, controls["attributes"], strict=True):
+            vars(module).update(attributes)
         settings.flip(controls["switches"])
 
     # -- the state, by name
@@ -169,6 +170,11 @@ class Replica:
         for name in state:
             if name.startswith("model.") and name not in own:
                 raise StateError(f"The state does not fit this model, which has no {name[6:]!r}.")
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """A module's numbers and words: its mode, a dropout's `p`, a batch norm's `momentum`."""
+    return {name: value for name, value in vars(module).items() if type(value) in _PLAIN}
 
 
 def _array(value: Any) -> Array:
