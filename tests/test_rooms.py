@@ -50,8 +50,15 @@ ROOMS = [  # the first that fits a file is its room
     Room("backends/", f"numpy {SEAM}", never=ABOVE_THE_SEAM),
     Room(
         "exchange/",
-        "torch numpy lockstep.errors lockstep.exchange lockstep.backends.base "
+        "torch numpy cloudpickle lockstep.errors lockstep.exchange lockstep.backends.base "
         "lockstep.core.tree lockstep.core.plan lockstep.core.layout lockstep.core.metrics",
+    ),
+    # The world brings them together: backends only through the seam and by choice, never a framework itself.
+    Room(
+        "world/",
+        "cloudpickle lockstep.errors lockstep.devices lockstep.core lockstep.backends.base lockstep.backends.choose "
+        "lockstep.exchange lockstep.launch lockstep.world",
+        never="lockstep.core.loop",
     ),
     Room("launch/", "cloudpickle lockstep.errors lockstep.launch lockstep.core.plan"),
 ]

@@ -5,7 +5,7 @@ import pytest
 
 import lockstep
 from lockstep.backends.numpy import SGD, CrossEntropy, Dense
-from lockstep.errors import BatchError, DivergedError, ExactError, NonFiniteError, PlanError
+from lockstep.errors import BatchError, DivergedError, ExactError, NonFiniteError, PlanError, StateError
 
 GENERATOR = np.random.Generator(np.random.PCG64(0))
 X = GENERATOR.standard_normal((61, 6))
@@ -78,7 +78,7 @@ def test_the_norm_can_be_read_until_the_next_step():
     with wrapped() as trainer:
         first = trainer.step((X, Y))
         trainer.step((X, Y))
-        with pytest.raises(KeyError, match="grad_norm can be read until the next step"):
+        with pytest.raises(StateError, match="A gradient is there until the next step"):
             first["grad_norm"]
         assert first["loss"] > 0
 
@@ -269,3 +269,11 @@ def test_a_failure_in_a_worker_is_the_scripts_own_and_training_goes_on():
         assert trainer.digest() == before
         trainer.step((X, Y))
         assert trainer.digest() != before
+
+
+def test_a_batch_of_size_0_is_refused():
+    with (
+        wrapped() as trainer,
+        pytest.raises(BatchError, match="Got batch_size=0"),
+    ):
+        trainer.fit((X, Y), batch_size=0)

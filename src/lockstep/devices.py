@@ -6,6 +6,15 @@ from typing import Any
 from lockstep.errors import DeviceError
 
 
+def is_cpu(name: str) -> bool:
+    """Whether this is a replica on the CPU.
+
+    >>> is_cpu("cpu:3"), is_cpu("cuda:0")
+    (True, False)
+    """
+    return name.partition(":")[0] == "cpu"
+
+
 def resolve(devices: Any, available: Sequence[str]) -> tuple[str, ...]:
     """The names of the devices: all accelerators, a count of them or of CPU replicas, or those named.
 

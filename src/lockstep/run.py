@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from lockstep.core import plan
+from lockstep.devices import is_cpu
 from lockstep.errors import PlanError
 
 
 @dataclass
 class Run:
-    """Seed, shards and threads, which are part of the result, and the number of steps made.
+    """Seed, shards and threads, which are part of the result, and the numbers of steps and epochs made.
 
     Shards and threads that were not given are decided at the first batch.
     """
@@ -18,14 +20,15 @@ class Run:
     shards: int | None = None
     threads: int | None = None
     step: int = 0
+    epoch: int = 0
 
     def __post_init__(self) -> None:
         """Refuses numbers that mean nothing."""
         for name in ("shards", "threads"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and not (_whole(value) and value >= 1):
                 raise PlanError(f"{name} is a whole number from 1 on. Got {name}={value!r}. Leave it out to choose.")
-        if not isinstance(self.seed, int):
+        if not _whole(self.seed):
             raise PlanError(f"seed is a whole number. Got seed={self.seed!r}. Use seed=0.")
 
     def opening(self, batch_size: int, devices: Sequence[str], raised: bool) -> str:
@@ -43,9 +46,13 @@ class Run:
             + (" (more than the batch alone would have, so that every device has one)" if raised else ""),
             f"batch {batch_size}",
         ]
-        if devices[0].startswith("cpu"):
+        if is_cpu(devices[0]):
             words.append(f"{self.threads} thread{'s' * (self.threads > 1)} per shard")
         return ", ".join([*words, f"seed {self.seed}"])
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral)  # numpy's whole numbers too
 
 
 def _names(devices: Sequence[str]) -> str:

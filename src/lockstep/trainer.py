@@ -13,38 +13,15 @@ from lockstep.backends.base import Backend, Recipe, Work
 from lockstep.callbacks import Callback, Chain, History
 from lockstep.callbacks.base import Params
 from lockstep.core import batches, digest, loop, plan, tree
-from lockstep.core.metrics import Column, Sums, results
+from lockstep.core.metrics import Column, Sums
 from lockstep.data import source
-from lockstep.errors import BatchError, DivergedError, ExactError, PlanError
+from lockstep.devices import is_cpu
+from lockstep.errors import BatchError, DivergedError, ExactError, PlanError, StateError
+from lockstep.logs import Logs
 from lockstep.run import Run
 from lockstep.world import Team
 
 DEFAULT_BATCH_SIZE = 32
-
-
-class Logs(Mapping[str, float]):
-    """What a step tells: the means of loss and metrics, and the gradient's norm, each worked out when it is read."""
-
-    def __init__(self, sums: Sums, columns: Sequence[Column], norm: Callable[[], float]) -> None:
-        self._sums = sums
-        self._columns = columns
-        self._norm = norm
-
-    def __getitem__(self, name: str) -> float:
-        """One value by name; the gradient's norm can be read until the next step."""
-        return self._norm() if name == "grad_norm" else results(self._sums, self._columns)[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """The names of loss and metrics; `grad_norm` is there when asked for."""
-        return iter(results(self._sums, self._columns))
-
-    def __len__(self) -> int:
-        """The number of means."""
-        return 1 + len(self._columns)
-
-    def __repr__(self) -> str:
-        """The means as a dict shows them."""
-        return repr(dict(self))
 
 
 class Trainer:
@@ -71,6 +48,7 @@ class Trainer:
         self._devices = tuple(devices)
         self._run = run
         self._open_team: Team | None = start(self._devices)
+        self._team_devices = self._open_team.devices
         self._batch_size: int | None = None
 
     # -- training
@@ -105,11 +83,11 @@ class Trainer:
         )
         self._batch_size = train.batch_size
         self.stop_training = False
-        self.history = History(self._team.devices)
+        self.history = History(self.devices)
         chain = Chain([*(callbacks if first else ()), *_shown(verbose and first)], self, params)
-        inner = _Fit(self, validation_data)
+        inner = _Fit(self, train, validation_data)
         try:
-            loop.fit(inner, train, epochs, steps_per_epoch, chain, self.history.record, time.perf_counter)
+            loop.fit(inner, epochs, steps_per_epoch, chain, self.history.record, time.perf_counter)
         finally:
             chain.close()
         return self.history
@@ -121,7 +99,10 @@ class Trainer:
 
         def norm() -> float:
             if self._run.step != step:
-                raise KeyError("grad_norm can be read until the next step")
+                raise StateError(
+                    f"A gradient is there until the next step. Got a question for grad_norm of step {step - 1} after "
+                    f"step {self._run.step - 1}. Read logs['grad_norm'] before the next step."
+                )
             return self._backend.norm(member.total)
 
         return Logs(sums, self._backend.columns, norm)
@@ -130,8 +111,9 @@ class Trainer:
         run = self._run
         if run.shards is None or run.threads is None:
             self._decide(batches.count(batch))
-        works, parts = self._works(batch, run.step)
+        works, parts = self._works(batch, run.step, self._num_shards(batches.count(batch)))
         team = self._team
+        team.member.committed = False
         try:
             return team.step(works, parts)
         finally:  # an interrupt that waited for the update comes out here
@@ -144,9 +126,8 @@ class Trainer:
         if extra:
             raise BatchError(f"evaluate takes one data argument. Got {1 + len(extra)}. Use evaluate((x, y)).")
         totals = loop.Totals(lambda: list(self._backend.columns))
-        for index, batch in enumerate(self._source(data, batch_size, shuffle=False).epoch(0)):
-            shards = self._gather("evaluate", batch, index)
-            sums = tree.fold([shards.get(shard) for shard in range(max(shards) + 1)], np.add)
+        for num_shards, _, shards in self._gather("evaluate", self._source(data, batch_size, shuffle=False).epoch(0)):
+            sums = tree.fold([shards.get(shard) for shard in range(num_shards)], np.add)
             assert sums is not None
             totals.add(sums)
         return dict(totals)
@@ -154,31 +135,34 @@ class Trainer:
     def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
         """The model's outputs as numpy, in order, one row per example; of a loader's batches the inputs are taken."""
         arrays = isinstance(inputs, dict | tuple) or batches.is_array(inputs)
-        rows = [
-            self._rows(batch if arrays else _inputs(batch), index)
-            for index, batch in enumerate(self._source(inputs, batch_size, shuffle=False).epoch(0))
-        ]
-        return batches.join(rows, np.concatenate)
+        read = self._source(inputs, batch_size, shuffle=False).epoch(0)
+        return self._rows(read if arrays else map(_inputs, read))
 
     def __call__(self, inputs: Any) -> Any:
         """The outputs for one batch of inputs, split over the replicas, in order, as the framework's own arrays."""
-        return self._backend.native(self._rows(inputs, 0))
+        return self._backend.native(self._rows(iter([inputs])))
 
-    def _rows(self, inputs: Any, index: int) -> Any:
-        shards = self._gather("forward", inputs, index)
-        sizes = plan.sizes(batches.count(inputs), self._num_shards(batches.count(inputs)))
-        for shard, outputs in shards.items():
-            for value in batches.leaves(outputs):
-                if batches.is_array(value) and len(value) != sizes[shard]:
-                    raise BatchError(
-                        "A model gives one output per example, on axis 0. "
-                        f"Got {batches.describe(outputs)} for {sizes[shard]} examples."
-                    )
-        return batches.join([shards[shard] for shard in sorted(shards)], np.concatenate)
+    def _rows(self, inputs: Iterator[Any]) -> Any:
+        """The outputs for every batch of inputs, put end to end."""
+        rows = []
+        for num_shards, num_examples, shards in self._gather("forward", inputs):
+            sizes = plan.sizes(num_examples, num_shards)
+            for shard in sorted(shards):
+                batches.check_rows(shards[shard], sizes[shard])
+                rows.append(shards[shard])
+        return batches.join(rows, np.concatenate)
 
-    def _gather(self, method: str, batch: Any, index: int) -> dict[int, Any]:
-        works, _ = self._works(batch, index)
-        return {shard: value for part in self._team.gather(method, works) for shard, value in part.items()}
+    def _gather(self, method: str, read: Iterator[Any]) -> Iterator[tuple[int, int, dict[int, Any]]]:
+        """For every batch the numbers of shards and examples, and every shard's result; the first batch decides."""
+        num_shards = None
+        for index, batch in enumerate(read):
+            num_examples = batches.count(batch)
+            num_shards = num_shards or self._num_shards(num_examples)
+            works, _ = self._works(batch, index, num_shards)
+            parts = self._team.gather(method, works)
+            yield num_shards, num_examples, {shard: value for part in parts for shard, value in part.items()}
+        if num_shards is None:
+            raise BatchError("Data holds at least one batch. Got none. Give data; a generator can be read once.")
 
     # -- state
 
@@ -190,7 +174,7 @@ class Trainer:
     @property
     def devices(self) -> tuple[str, ...]:
         """The names of the devices, in order."""
-        return self._team.devices
+        return self._team_devices
 
     def digest(self) -> str:
         """The sha256 of the whole state: equal digests, equal bits. Also checks that all replicas agree."""
@@ -199,7 +183,7 @@ class Trainer:
 
     def digests(self) -> dict[str, str]:
         """The sha256 of every array of the state, by name."""
-        works, _ = self._works(np.zeros(1), 0)
+        works, _ = self._works(np.zeros(1), self._run.step, self._num_shards(1))
         everyone: dict[int, dict[str, str]] = {
             replica: value for part in self._team.gather("digests", works) for replica, value in part.items()
         }
@@ -260,7 +244,7 @@ class Trainer:
 
     def _names(self, count: int) -> tuple[str, ...]:
         """That many devices of this trainer's kind; a GPU may carry several replicas."""
-        if self._devices[0].startswith("cpu"):
+        if is_cpu(self._devices[0]):
             return tuple(f"cpu:{index}" for index in range(count))
         return tuple(self._devices[index % len(self._devices)] for index in range(count))
 
@@ -268,34 +252,37 @@ class Trainer:
     def _team(self) -> Team:
         if self._open_team is None or self._open_team.closed:
             self._open_team = self._start(self._devices)
+            self._team_devices = self._open_team.devices
         return self._open_team
 
     def _source(self, data: Any, batch_size: int | None, shuffle: bool) -> source.Source:
-        size = batch_size or self._batch_size or DEFAULT_BATCH_SIZE
+        size = batch_size if batch_size is not None else self._batch_size or DEFAULT_BATCH_SIZE
+        if size < 1:
+            raise BatchError(f"A batch holds at least one example. Got batch_size={size}. Use 1 or more.")
         own: source.Source | None = self._backend.source(data, size, shuffle, self._run.seed)
         if own is not None:
             return own
-        if self._devices[0].startswith("cpu"):  # numpy gathers without waking the framework's threads
+        if is_cpu(self._devices[0]):  # numpy gathers without waking the framework's threads
             data = batches.transform(data, self._backend.host)
         return source.of(data, size, shuffle, self._run.seed)
 
     def _num_shards(self, num_examples: int) -> int:
-        return self._run.shards or plan.default_shards(num_examples, len(self._team.devices))
+        return self._run.shards or plan.default_shards(num_examples, len(self.devices))
 
     def _decide(self, num_examples: int) -> None:
         """Fixes the number of shards and threads at the first batch, for good."""
-        run, devices = self._run, self._team.devices
+        run, devices = self._run, self.devices
         shards = self._num_shards(num_examples)
         raised = run.shards is None and shards > plan.default_shards(num_examples, 1)
         run.shards = shards
         run.threads = run.threads or plan.default_threads(self._backend.num_threads(), shards)
         self.opening = run.opening(num_examples, devices, raised)
 
-    def _works(self, batch: Any, step: int) -> tuple[list[Work], plan.Plan]:
+    def _works(self, batch: Any, step: int, num_shards: int) -> tuple[list[Work], plan.Plan]:
         """Every process's part of the batch."""
         run, team = self._run, self._team
         num_examples = batches.count(batch)
-        parts = plan.Plan.even(self._num_shards(num_examples), len(team.devices))
+        parts = plan.Plan.even(num_shards, len(team.devices))
         threads = run.threads or plan.default_threads(self._backend.num_threads(), parts.num_shards)
         return [
             Work(pieces, num_examples, parts.num_shards, threads, run.seed, step)
@@ -306,13 +293,17 @@ class Trainer:
 class _Fit:
     """The trainer as the loop sees it."""
 
-    def __init__(self, trainer: Trainer, validation_data: Any) -> None:
+    def __init__(self, trainer: Trainer, train: source.Source, validation_data: Any) -> None:
         self._trainer = trainer
+        self._train = train
         self._validation_data = validation_data
 
     @property
     def stop_training(self) -> bool:
         return self._trainer._team.agree(self._trainer.stop_training)
+
+    def batches(self) -> Iterator[Any]:
+        yield from self._train.epoch(self._trainer._run.epoch)
 
     def train(self, batch: Any) -> Sums:
         return self._trainer._train(batch)
@@ -321,6 +312,7 @@ class _Fit:
         return list(self._trainer._backend.columns)
 
     def validate(self) -> Mapping[str, float]:
+        self._trainer._run.epoch += 1
         return {} if self._validation_data is None else self._trainer.evaluate(self._validation_data)
 
 

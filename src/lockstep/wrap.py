@@ -66,7 +66,7 @@ def _joined(recipe: Recipe, run: Run, module: Module, devices: Any) -> Trainer:
     """The trainer of a process that somebody else launched: one device, and the others over the wire."""
     device = join.device(module.available(), devices)
     backend = _open(module, recipe, [device])
-    wire = join.wire(not device.startswith("cpu"))
+    wire = join.wire(not names.is_cpu(device))
 
     def start(wanted: Sequence[str]) -> Team:
         from lockstep.world.joined import Joined

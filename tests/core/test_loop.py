@@ -10,7 +10,7 @@ from lockstep.errors import BatchError
 
 
 class Recorded:
-    """A loop, its source, its chain and its clock, all of which write down what happened."""
+    """A loop, its chain and its clock, all of which write down what happened."""
 
     def __init__(self, num_batches, stop_after=None, validation=None):
         self.calls = []
@@ -25,7 +25,7 @@ class Recorded:
     def stop_training(self):
         return self._trained == self._stop_after
 
-    def epoch(self, index):
+    def batches(self):
         return iter(range(self._num_batches))
 
     def train(self, batch):
@@ -43,7 +43,7 @@ class Recorded:
 
     def fit(self, epochs, steps_per_epoch=None):
         record = lambda *arguments: self.records.append(arguments)  # noqa: E731
-        loop.fit(self, self, epochs, steps_per_epoch, self, record, lambda: next(self._seconds))
+        loop.fit(self, epochs, steps_per_epoch, self, record, lambda: next(self._seconds))
 
 
 def test_moments_come_in_kerass_order():
@@ -84,7 +84,7 @@ def test_epochs_steps_and_stopping(num_batches, epochs, steps_per_epoch, stop_af
 def test_an_epoch_without_batches():
     with pytest.raises(BatchError) as caught:
         Recorded(0).fit(3)
-    assert str(caught.value) == "An epoch holds at least one batch. Epoch 1 had none. Give data for 3."
+    assert str(caught.value) == "An epoch holds at least one batch. Epoch 1 of 3 had none. Give more data."
 
 
 def test_totals_are_means_over_all_that_came():

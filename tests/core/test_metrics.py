@@ -57,7 +57,7 @@ def test_a_callable_without_a_name_takes_its_types():
             "A metric's name is one of accuracy, mse. Got 'acuracy'. "
             "Use one of these, a function of (outputs, targets), or lockstep.Metric.",
         ),
-        (lambda: resolve([3], NAMED), "A metric is a name, a function or a lockstep.Metric. Got 3."),
+        (lambda: resolve([3], NAMED), "A metric is a name, a function or a lockstep.Metric. Got 3. Use 'accuracy'."),
         (
             lambda: resolve([hits, hits], NAMED),
             "Metrics need names of their own. Got ['hits', 'hits']. Use metrics={'name': metric, ...}.",
@@ -66,8 +66,14 @@ def test_a_callable_without_a_name_takes_its_types():
             lambda: resolve({"loss": hits}, NAMED),
             "Metrics need names of their own. Got ['loss']. Use metrics={'name': metric, ...}.",
         ),
-        (lambda: Metric(3), "A Metric is made of two functions: Metric(sums=f, result=g)."),
-        (lambda: Metric(hits, 3), "A Metric is made of two functions: Metric(sums=f, result=g)."),
+        (
+            lambda: Metric(3, len),
+            f"A Metric is made of two functions. Got sums=3, result={len!r}. Use Metric(sums=f, result=g).",
+        ),
+        (
+            lambda: Metric(len, 3),
+            f"A Metric is made of two functions. Got sums={len!r}, result=3. Use Metric(sums=f, result=g).",
+        ),
     ],
 )
 def test_errors(make, message):

@@ -15,7 +15,7 @@ def test_good_values(precision, clip_norm):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"precision": "fp8"}, "precision is None, 'bf16' or 'fp16'. Got 'fp8'."),
+        ({"precision": "fp8"}, "precision is None, 'bf16' or 'fp16'. Got 'fp8'. Use one of these."),
         ({"clip_norm": 0}, "clip_norm is a number above 0. Got 0. Leave it out to clip nothing."),
         ({"clip_norm": float("nan")}, "clip_norm is a number above 0. Got nan. Leave it out to clip nothing."),
     ],

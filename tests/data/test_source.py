@@ -84,7 +84,6 @@ def test_the_source_of_what_kind_of_data(data, kind):
             "Data is (inputs, targets), a nest of arrays, a data set, a loader or an iterable of batches. "
             "Got str. Give fit((x, y), ...).",
         ),
-        (np.zeros(3), 0, "A batch holds at least one example. Got batch_size=0. Use 1 or more."),
         (
             (np.zeros(3), np.zeros(2)),
             2,

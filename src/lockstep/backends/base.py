@@ -11,7 +11,7 @@ The vectors are the framework's own arrays, so that the framework's own addition
 adds them. They can be sliced, which is all an exchange does with them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -88,7 +88,7 @@ class Backend(Protocol):
     def node(self, layout: Layout, memory: memoryview | None) -> Node:
         """A node to write a leaf into: in `memory` where given, else wherever the framework likes."""
 
-    def leaves(self, work: Work, into: Mapping[int, Node]) -> Iterator[tuple[int, Node]]:
+    def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Computes each shard alone and gives (shard, leaf) as they come; a leaf may lie in `into[shard]`."""
 
     def add(self, left: Node, right: Node | None, out: Node | None) -> Node:

@@ -6,7 +6,7 @@ and how a step is applied can be read off line by line.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -190,7 +190,7 @@ class NumpyBackend:
             dtype: np.frombuffer(block, dtype, length, layout.starts[dtype]) for dtype, length in layout.lengths.items()
         }
 
-    def leaves(self, work: Work, into: Mapping[int, Node]) -> Iterator[tuple[int, Node]]:
+    def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Computes shard after shard on each replica."""
         for replica, pieces in work.pieces.items():
             model = self._model(replica)

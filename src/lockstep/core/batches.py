@@ -51,8 +51,19 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 
 def top(batch: Any) -> Any:
-    """The batch with a list at the top, as loaders make it, turned into a tuple."""
-    return tuple(batch) if isinstance(batch, list) and any(is_array(value) for value in batch) else batch
+    """The batch with lists of arrays, as loaders make them, turned into tuples.
+
+    >>> top([[np.zeros(2), np.ones(2)], ["a", "b"]])
+    ((array([0., 0.]), array([1., 1.])), ['a', 'b'])
+    """
+    if isinstance(batch, list):
+        values = [top(value) for value in batch]
+        return tuple(values) if any(is_array(value) or isinstance(value, tuple) for value in values) else batch
+    if isinstance(batch, Mapping):
+        return {key: top(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and not hasattr(batch, "_fields"):
+        return tuple(top(value) for value in batch)
+    return batch
 
 
 def count(batch: Any) -> int:
@@ -101,21 +112,34 @@ def select(batch: Any, where: Any) -> Any:
 
 
 def join(pieces: list[Any], concatenate: Callable[[list[Any]], Any]) -> Any:
-    """One nest out of equal nests, with their arrays put end to end.
+    """One nest out of equal nests of arrays, put end to end.
 
-    >>> join([(np.ones(2), 3), (np.zeros(1), 3)], np.concatenate)
-    (array([1., 1., 0.]), 3)
+    >>> join([(np.ones(2), [np.ones(2)]), (np.zeros(1), [np.zeros(1)])], np.concatenate)
+    (array([1., 1., 0.]), [array([1., 1., 0.])])
     """
     first = pieces[0]
     if isinstance(first, Mapping):
         return {key: join([piece[key] for piece in pieces], concatenate) for key in first}
-    if isinstance(first, tuple):
-        return tuple(join(list(values), concatenate) for values in zip(*pieces, strict=True))
-    if is_array(first):
-        return concatenate(pieces)
-    if isinstance(first, list):
-        return [value for piece in pieces for value in piece]
-    return first
+    if isinstance(first, tuple | list):
+        return type(first)(join(list(values), concatenate) for values in zip(*pieces, strict=True))
+    return concatenate(pieces)
+
+
+def check_rows(outputs: Any, num_examples: int) -> None:
+    """Raises where outputs are not nests of arrays with a row for every example."""
+    if isinstance(outputs, Mapping):
+        values = list(outputs.values())
+    elif isinstance(outputs, tuple | list):
+        values = list(outputs)
+    elif is_array(outputs) and len(outputs) == num_examples:
+        return
+    else:
+        raise BatchError(
+            "A model's outputs are arrays, or tuples, lists and dicts of them, with one row per example on axis 0. "
+            f"Got {describe(outputs)} for {num_examples} examples. Return such outputs."
+        )
+    for value in values:
+        check_rows(value, num_examples)
 
 
 def fingerprint(batch: Any) -> int:

@@ -44,6 +44,9 @@ class Loop(Protocol):
     def stop_training(self) -> bool:
         """Whether a callback has asked to stop."""
 
+    def batches(self) -> Iterator[Any]:
+        """The batches of the next epoch."""
+
     def train(self, batch: Any) -> Sums:
         """One step."""
 
@@ -54,7 +57,7 @@ class Loop(Protocol):
         """The validation's values, by their plain names; empty where there is none."""
 
 
-def fit(loop: Loop, source: Any, epochs: int, steps_per_epoch: int | None, chain: Any, record: Any, clock: Any) -> None:
+def fit(loop: Loop, epochs: int, steps_per_epoch: int | None, chain: Any, record: Any, clock: Any) -> None:
     """Runs the epochs; `record` gets each one's logs and seconds of training."""
     chain.on_train_begin()
     logs: dict[str, float] = {}
@@ -63,14 +66,16 @@ def fit(loop: Loop, source: Any, epochs: int, steps_per_epoch: int | None, chain
         started = clock()
         totals = Totals(loop.columns)
         index = -1
-        for index, batch in enumerate(islice(source.epoch(epoch), steps_per_epoch)):
+        for index, batch in enumerate(islice(loop.batches(), steps_per_epoch)):
             chain.on_train_batch_begin(index)
             totals.add(loop.train(batch))
             chain.on_train_batch_end(index, totals)
             if loop.stop_training:
                 break
         if index < 0:
-            raise BatchError(f"An epoch holds at least one batch. Epoch {epoch + 1} had none. Give data for {epochs}.")
+            raise BatchError(
+                f"An epoch holds at least one batch. Epoch {epoch + 1} of {epochs} had none. Give more data."
+            )
         logs = dict(totals)
         seconds = clock() - started
         chain.on_test_begin()

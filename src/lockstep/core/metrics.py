@@ -19,8 +19,6 @@ from lockstep.errors import ModelError
 
 LOSS, WEIGHT, DIVIDED, FIRST_METRIC = 0, 1, 2, 3
 
-NAMED = ("accuracy", "top5", "mse", "mae")
-
 Sums = NDArray[np.float64]
 
 
@@ -50,7 +48,10 @@ class Metric:
     def __post_init__(self) -> None:
         """Takes the function's name where none was given."""
         if not callable(self.sums) or not callable(self.result):
-            raise ModelError("A Metric is made of two functions: Metric(sums=f, result=g).")
+            raise ModelError(
+                f"A Metric is made of two functions. Got sums={self.sums!r}, result={self.result!r}. "
+                "Use Metric(sums=f, result=g)."
+            )
         if not self.name:
             object.__setattr__(self, "name", getattr(self.sums, "__name__", "metric"))
 
@@ -72,7 +73,7 @@ def resolve(metrics: Sequence[Any] | Mapping[str, Any], named: Mapping[str, Call
         elif callable(metric):
             result.append(Metric(metric, ratio, name or getattr(metric, "__name__", type(metric).__name__)))
         else:
-            raise ModelError(f"A metric is a name, a function or a lockstep.Metric. Got {metric!r}.")
+            raise ModelError(f"A metric is a name, a function or a lockstep.Metric. Got {metric!r}. Use 'accuracy'.")
     names = [metric.name for metric in result]
     if len(set(names)) < len(names) or "loss" in names:
         raise ModelError(f"Metrics need names of their own. Got {names}. Use metrics={{'name': metric, ...}}.")

@@ -22,6 +22,6 @@ class Options:
     def __post_init__(self) -> None:
         """Refuses values that mean nothing."""
         if self.precision not in PRECISIONS:
-            raise PlanError(f"precision is None, 'bf16' or 'fp16'. Got {self.precision!r}.")
+            raise PlanError(f"precision is None, 'bf16' or 'fp16'. Got {self.precision!r}. Use one of these.")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise PlanError(f"clip_norm is a number above 0. Got {self.clip_norm!r}. Leave it out to clip nothing.")

@@ -5,11 +5,11 @@ from the shards; the exchange only brings the partial sums together.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core import digest, tree
-from lockstep.core.metrics import Sums
+from lockstep.core.metrics import DIVIDED, WEIGHT, Sums
 from lockstep.errors import NonFiniteError, PeerFailed
 
 if TYPE_CHECKING:
@@ -37,27 +37,29 @@ class Member:
         the update, and an interrupt waits until it is done.
         """
         self.committed = False
-        with self.backend.computing(work):
-            return self._step(work)
-
-    def _step(self, work: "Work") -> Sums:
         try:
-            total, sums = self.exchange.reduce(self._nodes(work), work)
-            if not sums[1] and sums[2]:
-                raise NonFiniteError(
-                    f"The weights of a batch sum to more than 0. Got 0 in step {work.step}: every target is ignored "
-                    "or has weight 0. Leave such batches out."
-                )
+            with self.backend.computing(work):
+                total, sums = self._reduced(work)
         except PeerFailed:
             raise
         except BaseException:
             self.exchange.fail()
             raise
-        with self._uninterrupted():
+        with self._uninterrupted(), self.backend.computing(work):
             self.exchange.commit()
             self.backend.update(total, work)
             self.total, self.committed = total, True
         return sums
+
+    def _reduced(self, work: "Work") -> "tuple[Node, Sums]":
+        """The gradient and the sums of the whole batch."""
+        total, sums = self.exchange.reduce(self._nodes(work), work)
+        if sums[DIVIDED] and not sums[WEIGHT]:
+            raise NonFiniteError(
+                f"The weights of a batch sum to more than 0. Got 0 in step {work.step}: every target is ignored "
+                "or has weight 0. Leave such batches out."
+            )
+        return total, sums
 
     def _nodes(self, work: "Work") -> "dict[tree.Node, Node]":
         """The partial sums of this process: every leaf computed, every merge made that the tree allows."""
@@ -69,8 +71,9 @@ class Member:
             slots = self.exchange.slots(replica, program.slots, layout)
             folds.update(dict.fromkeys(pieces, _Fold(program, slots, self.backend.add)))
             into.update({action.shard: slots[action.slot] for action in _writes(program)})
-        for shard, leaf in self.backend.leaves(work, into):
-            folds[shard].push(leaf)
+        with closing(self.backend.leaves(work, into)) as leaves:  # gives back what it borrowed, whatever happens
+            for shard, leaf in leaves:
+                folds[shard].push(leaf)
         return {node: value for fold in folds.values() for node, value in fold.nodes.items()}
 
     def evaluate(self, work: "Work") -> dict[int, Sums]:

@@ -33,8 +33,6 @@ class ArraySource:
     """
 
     def __init__(self, arrays: Any, batch_size: int, shuffle: bool, seed: int) -> None:
-        if batch_size < 1:
-            raise BatchError(f"A batch holds at least one example. Got batch_size={batch_size}. Use 1 or more.")
         self._arrays = arrays
         self.batch_size: int | None = batch_size
         self._shuffle = shuffle

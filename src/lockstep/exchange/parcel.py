@@ -8,6 +8,9 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
+import cloudpickle
+
+from lockstep.errors import BatchError
 from lockstep.exchange.region import Region
 
 _ALIGNMENT = 64
@@ -19,7 +22,7 @@ def pack(values: Sequence[Any], region: Region) -> list[bytes]:
     buffers: list[list[pickle.PickleBuffer]] = []
     for value in values:
         taken: list[pickle.PickleBuffer] = []
-        messages.append(pickle.dumps(value, protocol=5, buffer_callback=taken.append))
+        messages.append(_dumps(value, taken))
         buffers.append(taken)
     raws = [[buffer.raw() for buffer in taken] for taken in buffers]
     memory = region.view(sum(raw.nbytes + _ALIGNMENT for group in raws for raw in group))
@@ -33,6 +36,18 @@ def pack(values: Sequence[Any], region: Region) -> list[bytes]:
             start += -(-raw.nbytes // _ALIGNMENT) * _ALIGNMENT
         result.append(pickle.dumps((message, places)))
     return result
+
+
+def _dumps(value: Any, taken: list[pickle.PickleBuffer]) -> bytes:
+    """The value's pickle; cloudpickle brings the classes that the script itself defines."""
+    try:
+        data: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=taken.append)
+    except Exception as error:
+        raise BatchError(
+            f"What a worker computes on travels there by pickle. Something in the batch does not: {error}. "
+            "Give arrays, numbers, strings and lists of these; or use devices=1."
+        ) from error
+    return data
 
 
 def unpack(message: bytes, region: Region) -> Any:

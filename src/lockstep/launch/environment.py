@@ -64,6 +64,11 @@ def launched() -> Launched | None:
     return _from_slurm()
 
 
+def local_index(otherwise: int) -> int:
+    """Gives this process's index on its host as a launcher has set it."""
+    return _read(_whole_number, "LOCAL_RANK") if "LOCAL_RANK" in os.environ else otherwise
+
+
 def provide(name: str, value: str) -> str:
     """Sets a variable where it is unset and gives the value in force."""
     return os.environ.setdefault(name, value)

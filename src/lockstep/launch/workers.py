@@ -11,7 +11,7 @@ import select
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from lockstep.errors import PlatformError, WorkerError
@@ -70,7 +70,7 @@ class Workers:
         """One descriptor per worker, in order, that polls as readable once the worker has ended."""
         return [process.pidfd for process in self._open()]
 
-    def start(self, payloads: Sequence[bytes]) -> None:
+    def start(self, payloads: Iterable[bytes]) -> None:
         """Gives each worker what it shall run."""
         for index, (process, payload) in enumerate(zip(self._open(), payloads, strict=True)):
             try:

@@ -14,13 +14,13 @@ import os
 import pickle
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import cloudpickle
 
-from lockstep.backends.base import Backend, Recipe, Work
+from lockstep.backends.base import Backend, Work
 from lockstep.core.batches import transform
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
@@ -33,7 +33,7 @@ from lockstep.exchange.region import Region
 from lockstep.exchange.shared import SharedExchange
 from lockstep.launch.interrupt import deferred
 from lockstep.launch.workers import Workers, require_linux
-from lockstep.world.serve import Berth, Command, serve
+from lockstep.world.serve import STEP_MARK, Berth, Command, serve
 
 
 class Crew:
@@ -43,7 +43,7 @@ class Crew:
 
     def __init__(self, backend: Backend, home: str, groups: Sequence[Sequence[str]]) -> None:
         require_linux()
-        recipe = cast(Recipe, _Dump(backend.dump()))
+        recipe = _Dump(backend.dump())
         backend.touched()
         self.devices = tuple(device for group in groups for device in group)
         self._groups = groups
@@ -61,12 +61,13 @@ class Crew:
             berths = [
                 Berth(home, recipe, tuple(group), index, self._bells, descriptors) for index, group in enumerate(groups)
             ]
-            self._workers.start([cloudpickle.dumps(functools.partial(serve, berth)) for berth in berths[1:]])
+            self._workers.start(cloudpickle.dumps(functools.partial(serve, berth)) for berth in berths[1:])
         except BaseException:
             self.close()
             raise
         self._plan: Plan | None = None
         self._controls = b""
+        self._stale = False  # whether the script's state has not reached the workers
         self._waiting = [True] * (len(groups) - 1)  # each says once that it is ready
 
     def agree(self, stop: bool) -> bool:
@@ -88,26 +89,31 @@ class Crew:
         with self._whole_or_closed():
             self._tell("step", works, plan if plan != self._plan else None)
             if plan != self._plan:
-                self.member = Member(
-                    self._backend, SharedExchange(self._backend, self._leaves, self._barrier, plan, 0), deferred
-                )
-                self._plan = plan
-        try:
-            with self._whole_or_closed():
+                exchange = SharedExchange(self._backend, self._leaves, self._barrier, plan, 0)
+                self.member, self._plan = Member(self._backend, exchange, deferred), plan
+            try:
                 return self.member.step(works[0])
-        except PeerFailed:
-            with self._whole_or_closed():
+            except PeerFailed:
                 lost = self._workers.poll_dead()
                 if lost is not None:  # the others may wait for it at the barrier and never answer
                     self._workers.raise_end(lost)
                 self._answers()
-                raise WorkerError("A worker failed in this step and did not say why.") from None
+                raise WorkerError(
+                    "A worker failed in this step and did not say why. The step was not made. Run it again."
+                ) from None
+            except Exception:
+                self._drain()
+                raise
 
     def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
         """Everyone's results."""
         with self._whole_or_closed():
             self._tell(method, works, None)
-            own = getattr(self.member, method)(works[0])
+            try:
+                own = getattr(self.member, method)(works[0])
+            except Exception:
+                self._drain()
+                raise
             return [own, *self._answers()]
 
     def close(self) -> None:
@@ -127,12 +133,7 @@ class Crew:
         """Closes the crew where a worker is lost or an interrupt left a message unread."""
         try:
             yield
-        except WorkerError:
-            self.close()
-            raise
-        except Exception:
-            raise
-        except BaseException:
+        except (WorkerError, KeyboardInterrupt, SystemExit, GeneratorExit):
             self.close()
             raise
 
@@ -142,12 +143,14 @@ class Crew:
         controls = pickle.dumps(self._backend.controls())
         turned = controls if controls != self._controls else None
         with self._backend.computing(works[0]):
-            state = self._backend.state() if self._backend.touched() else None
+            self._stale |= self._backend.touched()
+        state = self._backend.state() if self._stale else None
         commands = [Command(method, self._travelling(work), plan, turned, state) for work in works[1:]]
+        mark = STEP_MARK if method == "step" else b" "
         for index, message in enumerate(parcel.pack(commands, self._parcels)):
             self._waiting[index] = True
-            self._workers.send(index, message)
-        self._controls = controls
+            self._workers.send(index, mark + message)
+        self._controls, self._stale = controls, False
 
     def _settle(self) -> None:
         """Reads what is still to be answered. A failure here came after a commit, so that replica is lost."""
@@ -156,6 +159,12 @@ class Crew:
         except Exception:
             self.close()
             raise
+
+    def _drain(self) -> None:
+        """Reads the answers to a command that this process itself has failed; its own error is the one that counts."""
+        if not self.member.committed:
+            with suppress(Exception):
+                self._answers()
 
     def _travelling(self, work: Work) -> Work:
         """The same work with arrays that any process can read."""

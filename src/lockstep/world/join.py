@@ -8,6 +8,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from lockstep.devices import is_cpu
 from lockstep.errors import MissingExtra
 from lockstep.launch import environment
 
@@ -26,12 +27,13 @@ def device(available: list[str], wanted: Any) -> str:
     if _grouped():
         from lockstep.exchange.torch_distributed import rank
 
-        index = local = rank()
+        index = rank()
+        local = environment.local_index(index)
     else:
         place = environment.launched()
         assert place is not None
         index, local = place.index, place.local_index
-    return f"cpu:{index}" if not available or first.startswith("cpu") else available[local % len(available)]
+    return f"cpu:{index}" if not available or is_cpu(first) else available[local % len(available)]
 
 
 @functools.cache

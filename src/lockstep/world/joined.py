@@ -15,7 +15,7 @@ from lockstep.core import batches
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
-from lockstep.errors import ExactError
+from lockstep.errors import ExactError, PeerFailed
 from lockstep.exchange.memory import MemoryExchange
 from lockstep.exchange.torch_distributed import DistributedExchange, Wire
 from lockstep.launch.interrupt import deferred
@@ -47,41 +47,65 @@ class Joined:
 
     def step(self, works: list[Work], plan: Plan) -> Sums:
         """One step by everyone, over the same batch."""
-        self._agree_on(works)
+        self._agree_on("step", works)
         if plan != self._plan:
             self.member = Member(self._backend, DistributedExchange(self._backend, self._wire, plan), deferred)
             self._plan = plan
         return self.member.step(works[self._wire.index])
 
     def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
-        """Everyone's results, in every process."""
-        results: list[dict[int, Any]] = self._wire.gather_objects(getattr(self.member, method)(works[self._wire.index]))
-        return results
+        """Everyone's results, in every process; one that fails still meets the others."""
+        self._agree_on(method, works)
+        result: dict[int, Any] | None = None
+        failed: Exception | None = None
+        try:
+            result = getattr(self.member, method)(works[self._wire.index])
+        except Exception as error:
+            failed = error
+        everyone: list[dict[int, Any] | None] = self._wire.gather_objects(result)
+        if failed is not None:
+            raise failed
+        for index, each in enumerate(everyone):
+            if each is None:
+                raise PeerFailed(f"Every process takes part. Process {index} failed in {method}; its output says why.")
+        return [each for each in everyone if each is not None]
 
     def agree(self, stop: bool) -> bool:
         """What the first process says."""
-        return bool(self._wire.gather([stop])[0][0])
+        return bool(self._meet("agree", int(stop), 0, 0)[0][1])
 
     def close(self) -> None:
         """Lets go of the nodes; the world outlives this trainer, for there may be another."""
         self.member.exchange.close()
 
-    def _agree_on(self, works: list[Work]) -> None:
+    def _agree_on(self, method: str, works: list[Work]) -> None:
         """Stops where a process came with another batch; brings in what the first process's script has changed."""
         controls = pickle.dumps(self._backend.controls())
-        own = [_fingerprint(works, self._backend.host), _short(controls), self._backend.touched()]
-        everyone = self._wire.gather(own)
-        for index, (batch, _, _) in enumerate(everyone):
-            if batch != everyone[0][0]:
+        batch = _fingerprint(works, self._backend.host)
+        everyone = self._meet(method, batch, _short(controls), self._backend.touched())
+        for index, (_, theirs, _, _) in enumerate(everyone):
+            if theirs != everyone[0][1]:
                 raise ExactError(
-                    f"Every process trains on the same whole batch. In step {works[0].step} process {index} came with "
-                    "other data, shards, threads or seed than process 0. Read the same batches in every process "
+                    f"Every process computes on the same whole batch. In step {works[0].step} process {index} came "
+                    "with other data, shards, threads or seed than process 0. Read the same batches in every process "
                     "(no DistributedSampler), and give threads= where hosts differ."
                 )
-        if any(turned != everyone[0][1] for _, turned, _ in everyone):
+        if any(turned != everyone[0][2] for _, _, turned, _ in everyone):
             self._backend.turn(pickle.loads(self._wire.from_first(controls)))
-        if any(touched for _, _, touched in everyone):
+        if any(touched for _, _, _, touched in everyone):
             self._take_state()
+
+    def _meet(self, method: str, *numbers: int) -> list[list[int]]:
+        """Everybody's numbers. Every call of the team begins here, so that no two can be taken for one another."""
+        everyone = self._wire.gather([_short(method.encode()), *numbers])
+        for index, (theirs, *_) in enumerate(everyone):
+            if theirs != everyone[0][0]:
+                raise ExactError(
+                    f"Every process makes the same calls in the same order. This one is at {method!r}, and process "
+                    f"{index if self.first else 0} at another. Callbacks run in the first process alone: call the "
+                    "trainer's methods in the script, where every process does."
+                )
+        return everyone
 
     def _take_state(self) -> None:
         """Brings the first process's state to all."""

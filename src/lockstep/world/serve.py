@@ -3,7 +3,7 @@
 import pickle
 from typing import Any, NamedTuple
 
-from lockstep.backends.base import Backend, Recipe, State, Work
+from lockstep.backends.base import Backend, State, Work
 from lockstep.backends.choose import module
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
@@ -16,12 +16,14 @@ from lockstep.launch import failure
 from lockstep.launch.interrupt import deferred
 from lockstep.launch.link import Link
 
+STEP_MARK = b"s"  # before a command that ends at the barrier; one that cannot be read must still arrive there
+
 
 class Berth(NamedTuple):
     """A worker's place in the crew: its model, its devices, and the descriptors it inherited."""
 
     home: str
-    recipe: Recipe
+    recipe: Any  # a Recipe; it may travel as a pickle within the pickle
     devices: tuple[str, ...]
     number: int
     bells: tuple[int, ...]
@@ -49,27 +51,27 @@ def serve(berth: Berth, link: Link) -> None:
     while True:
         message = link.receive()
         try:
-            command: Command = parcel.unpack(message, parcels)
+            try:
+                command = _prepared(message, parcels, backend)
+            except Exception:
+                if message[:1] == STEP_MARK:
+                    barrier.fail()  # the others would wait for this process
+                raise
             if command.plan is not None:
                 exchange = SharedExchange(backend, leaves, barrier, command.plan, berth.number)
                 member = Member(backend, exchange, deferred)
-            answer = _obey(command, backend, member)
-            del command
+            result: Any = getattr(member, command.method)(command.work)
         except Exception as error:
             failure.report(link, error)
         else:
-            link.send(answer)
+            link.send(pickle.dumps(None if command.method == "step" else result))
 
 
-def _obey(command: Command, backend: Backend, member: Member) -> bytes:
-    try:
-        if command.controls is not None:
-            backend.turn(pickle.loads(command.controls))
-        if command.state is not None:
-            backend.load(command.state)
-    except BaseException:
-        if command.method == "step":
-            member.exchange.fail()  # the others wait at the barrier
-        raise
-    result: Any = getattr(member, command.method)(command.work)
-    return pickle.dumps(None if command.method == "step" else result)
+def _prepared(message: bytes, parcels: Region, backend: Backend) -> Command:
+    """The command, with everything the script changed taken over."""
+    command: Command = parcel.unpack(message[1:], parcels)
+    if command.controls is not None:
+        backend.turn(pickle.loads(command.controls))
+    if command.state is not None:
+        backend.load(command.state)
+    return command

@@ -165,13 +165,15 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(frozen()),
             (X, Y),
             ModelError,
-            "Nothing to train: every parameter is frozen. Set requires_grad=True on some.",
+            "Training needs a parameter to train. Got 2, all frozen or not in the optimizer. "
+            "Set requires_grad=True on some, and give them to the optimizer.",
         ),
         (
             lambda: wrapped(loss=lambda outputs, targets: torch.tensor(1.0)),
             (X, Y),
             ModelError,
-            "The loss does not depend on any parameter that is trained. Compute it from the outputs.",
+            "A loss depends on parameters that are trained. Got one that has no gradient. "
+            "Compute it from the model's outputs, outside torch.no_grad().",
         ),
         (
             lambda: wrapped(loss=lambda outputs, targets: 1.0),
@@ -217,7 +219,8 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(metrics={"odd": lambda outputs, targets: outputs[:3]}),
             (X, Y),
             ModelError,
-            "A metric gives one value per example, or (sum, weight). Got shape (3, 3) from 'odd' for a shard of 4.",
+            "A metric gives one value per example, or (sum, weight). Got shape (3, 3) from 'odd' for a shard of 4. "
+            "Return one of these.",
         ),
         (
             lambda: wrapped(metrics=["mse"]),
@@ -347,7 +350,10 @@ def test_outputs_that_are_not_one_per_example():
 
     with wrapped(Pooled(5, 3)) as trainer, pytest.raises(BatchError) as caught:
         trainer.predict(X)
-    assert str(caught.value) == ("A model gives one output per example, on axis 0. Got ndarray(1, 3) for 4 examples.")
+    assert str(caught.value) == (
+        "A model's outputs are arrays, or tuples, lists and dicts of them, with one row per example on axis 0. "
+        "Got ndarray(1, 3) for 4 examples. Return such outputs."
+    )
 
 
 def test_too_many_sums():

@@ -1,7 +1,7 @@
 """The PyTorch side of the seam: one replica, in this process, on one device."""
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -45,17 +45,13 @@ class TorchBackend:
         self._recipe = recipe
         self._options = recipe.options
         self._device = torch.device("cpu") if device.startswith("cpu") else torch.device(device)
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
         importlib.import_module("torch._dynamo")  # the first optimizer step would, and take seconds in a worker
-        self._replica = Replica(recipe.model, recipe.optimizer, self._device)
         loss = recipe.loss.to(self._device) if isinstance(recipe.loss, torch.nn.Module) else recipe.loss
+        self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
         chosen = resolve(recipe.metrics, metrics.named(loss))
         self._shards = Shards(self._replica, loss, chosen, self._options.precision)
         self._scaler = Scaler(2.0**16) if self._options.precision == "fp16" else Scaler()
         self._last_scale = self._scaler.scale
-        # An optimizer of torch's own never writes to the gradient it is given; a stranger gets a copy.
-        self._writes_gradients = not type(recipe.optimizer).__module__.startswith("torch.optim")
         self._trained: dict[str, Tensor] = {}
         self._layout: Layout | None = None
 
@@ -86,7 +82,7 @@ class TorchBackend:
             }
         return Vectors(vectors, layout, len(self._trained))
 
-    def leaves(self, work: Work, into: Mapping[int, Node]) -> Iterator[tuple[int, Node]]:
+    def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Computes shard after shard; whatever happens, the model's buffers end as they began."""
         if not self._replica.model.training:
             self._replica.model.train()
@@ -146,7 +142,8 @@ class TorchBackend:
 
     def norm(self, total: Node) -> float:
         """The norm over all tensors of the gradient, before clipping."""
-        return float(torch.nn.utils.get_total_norm(_fields(total).gradients)) / self._last_scale
+        gradients = [field.to(self._device) for field in _fields(total).gradients]
+        return float(torch.nn.utils.get_total_norm(gradients)) / self._last_scale
 
     @property
     def columns(self) -> Sequence[Column]:
@@ -155,14 +152,14 @@ class TorchBackend:
 
     def _step(self, fields: Fields, there: list[int]) -> None:
         used = [parameter for parameter, flag in zip(self._trained.values(), there, strict=True) if flag]
-        views = [field for field, flag in zip(fields.gradients, there, strict=True) if flag]
+        views = [field.to(self._device) for field, flag in zip(fields.gradients, there, strict=True) if flag]
         gradients = self._clipped(views)
         if gradients is None:
             return
+        copied = _writes_gradients(self._recipe.optimizer)
         for parameter, gradient in zip(used, gradients, strict=True):
             own = torch.view_as_complex(gradient) if parameter.is_complex() else gradient
-            own = own.to(device=parameter.device, dtype=parameter.dtype)
-            parameter.grad = own.clone() if self._writes_gradients and own is gradient else own
+            parameter.grad = own.to(parameter.dtype, copy=copied)
         self._recipe.optimizer.step()
         self._shards.clear()
 
@@ -257,6 +254,16 @@ class TorchBackend:
     def dump(self) -> bytes:
         """The recipe in one pickle, everything on the CPU."""
         return pickling.dump(self._recipe)
+
+
+def _writes_gradients(optimizer: Any) -> bool:
+    """Whether the optimizer may write to the gradient it is given, which other processes read too.
+
+    Of torch's own only Nesterov's in its foreach form does; strangers and hooks are not to be trusted.
+    """
+    own = type(optimizer).__module__.startswith("torch.optim")
+    nesterov = any(group.get("nesterov") and group.get("foreach") is not False for group in optimizer.param_groups)
+    return not own or nesterov or bool(optimizer._optimizer_step_pre_hooks)
 
 
 def _plain(value: Any) -> Any:

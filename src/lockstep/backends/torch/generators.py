@@ -23,4 +23,4 @@ def seed(value: int, device: torch.device) -> None:
     """Seeds the generators that a shard on this device may draw from."""
     torch.default_generator.manual_seed(value)
     if device.type == "cuda":
-        torch.cuda.manual_seed(value)
+        torch.cuda.default_generators[device.index].manual_seed(value)

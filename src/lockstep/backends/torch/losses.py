@@ -59,7 +59,8 @@ def of(loss: Any) -> Callable[[nn.Module, Any, Share], Term]:
 
 def ignored(loss: Any) -> int | None:
     """The target that the loss leaves out, if it has one."""
-    return getattr(_criterion(loss), "ignore_index", None)
+    criterion = _criterion(loss)
+    return criterion.ignore_index if _of_classes(criterion) else None
 
 
 def _criterion(loss: Any) -> Any:
@@ -160,23 +161,33 @@ def _weighted(
             f"Example weights need a loss that gives one value per example. Got {describe(values)} for a shard of "
             f"{share.examples}. Return one value per example, or write an objective that returns (sum, weight)."
         )
-    weights = weights.to(values.dtype).reshape(-1)
+    exact_weights = weights.double().reshape(-1)
+    weights = exact_weights.to(values.dtype)
     spread = weights.reshape(-1, *[1] * (values.ndim - 1))  # (examples, 1, ...)
     total = (values * spread).sum()
     if getattr(criterion, "reduction", None) == "sum":
         return Term(total, total.detach(), 0.0, **rest)
     if _counts_targets(criterion, targets):
-        weight = (_target_weights(criterion, targets) * spread).sum()
+        weight = (_target_weights(criterion, targets) * spread.double()).sum()
     else:
         total = (values.reshape(len(values), -1).mean(1) * weights).sum()
-        weight = weights.sum()
+        weight = exact_weights.sum()
     return _pair(total, weight.detach(), share, **rest)
 
 
 def _counts_targets(criterion: Any, targets: Any) -> bool:
     """Whether the loss's mean divides by the targets it counts: class indices, some ignored, some heavier."""
-    classes = isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) and criterion.reduction == "mean"
-    return classes and isinstance(targets, Tensor) and not targets.is_floating_point()
+    return (
+        _of_classes(criterion)
+        and criterion.reduction == "mean"
+        and isinstance(targets, Tensor)
+        and not targets.is_floating_point()
+    )
+
+
+def _of_classes(criterion: Any) -> bool:
+    """Whether this is torch's own loss over classes; a subclass with a forward of its own is a loss we do not know."""
+    return getattr(type(criterion), "forward", None) in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
 
 
 def _target_weights(criterion: Any, targets: Tensor) -> Tensor:
@@ -189,8 +200,8 @@ def _target_weights(criterion: Any, targets: Tensor) -> Tensor:
 
 
 def _reduced(criterion: Any, reduction: str) -> Any:
-    """The same loss with another reduction, where it has one."""
-    if not isinstance(criterion, nn.Module) or not hasattr(criterion, "reduction"):
+    """torch's own loss with another reduction; a loss of the user's as it is."""
+    if not hasattr(criterion, "reduction") or not type(criterion).__module__.startswith("torch.nn"):
         return criterion
     criterion = copy.copy(criterion)
     criterion.reduction = reduction

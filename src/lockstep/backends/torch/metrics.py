@@ -16,7 +16,8 @@ Pair = tuple[Any, Any]
 def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Pair]]:
     """The metrics that go by a name; targets that the loss ignores do not count, and logits are told from odds."""
     ignored = losses.ignored(loss)
-    threshold = 0.5 if isinstance(loss, nn.BCELoss) else 0.0
+    odds = isinstance(loss, nn.BCELoss) or loss is nn.functional.binary_cross_entropy
+    threshold = 0.5 if odds else 0.0
 
     def accuracy(outputs: Tensor, targets: Tensor) -> Pair:
         if outputs.ndim == targets.ndim and (outputs.ndim == 1 or outputs.shape[-1] == 1):
@@ -56,7 +57,7 @@ def measure(metric: Metric, outputs: Any, targets: Any, examples: int) -> tuple[
 
 def pair(name: str, value: Any, examples: int) -> list[Any]:
     """(sum, weight) out of a pair, one value per example, or the mean over the shard."""
-    if isinstance(value, tuple | list) and len(value) == 2:
+    if isinstance(value, tuple) and len(value) == 2:
         return list(value)
     value = torch.as_tensor(value)
     if value.ndim == 0:
@@ -64,7 +65,7 @@ def pair(name: str, value: Any, examples: int) -> list[Any]:
     if len(value) != examples:
         raise ModelError(
             f"A metric gives one value per example, or (sum, weight). Got shape {tuple(value.shape)} from {name!r} "
-            f"for a shard of {examples}."
+            f"for a shard of {examples}. Return one of these."
         )
     return [value.double().reshape(examples, -1).mean(1).sum(), examples]
 

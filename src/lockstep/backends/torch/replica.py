@@ -23,7 +23,7 @@ _PLAIN = {bool, int, float, str, type(None)}
 class Replica:
     """A model and its optimizer on one device."""
 
-    def __init__(self, model: nn.Module, optimizer: Any, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, optimizer: Any, loss: Any, device: torch.device) -> None:
         check_model(model)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         check_optimizer(optimizer, names)
@@ -34,6 +34,11 @@ class Replica:
         self.parameters = dict(model.named_parameters())
         self.modules = list(model.modules())
         self.buffers = buffers.of(model)
+        extra = (
+            {} if not isinstance(loss, nn.Module) else {**dict(loss.named_parameters()), **dict(loss.named_buffers())}
+        )
+        self._loss: dict[str, Tensor] = {f"loss.{name}": tensor for name, tensor in extra.items()}
+        self._wrapped = self._identity()
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters.values())}
         self._seen: list[Any] = []
 
@@ -57,6 +62,11 @@ class Replica:
 
     def trained(self) -> dict[str, Tensor]:
         """The parameters that the next update may change: held by the optimizer and not frozen."""
+        if self._identity() != self._wrapped:
+            raise ModelError(
+                "A model keeps the parameters it was wrapped with, and their types. Some were replaced since. "
+                "Call lockstep.wrap again after changing the model; load_state_dict works without assign=True."
+            )
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         if not held <= self._index.keys():
             raise OptimizerError(
@@ -69,15 +79,24 @@ class Replica:
             if parameter.requires_grad and id(parameter) in held
         }
         if not trained:
-            raise ModelError("Nothing to train: every parameter is frozen. Set requires_grad=True on some.")
+            raise ModelError(
+                f"Training needs a parameter to train. Got {len(self.parameters)}, all frozen or not in the optimizer. "
+                "Set requires_grad=True on some, and give them to the optimizer."
+            )
         return trained
+
+    def _identity(self) -> list[tuple[int, torch.dtype]]:
+        own = [
+            parameter for module in self.modules for parameter in module._parameters.values() if parameter is not None
+        ]
+        return [(id(parameter), parameter.dtype) for parameter in own]
 
     # -- what the script may change
 
     def touched(self) -> bool:
         """Whether anything was written since the last look; looks."""
         seen, self._seen = self._seen, self._signature()
-        return self._seen != seen
+        return bool(seen) and self._seen != seen
 
     def look(self) -> None:
         """Takes the state as it is now for seen, where somebody asks for that."""
@@ -86,7 +105,7 @@ class Replica:
 
     def _signature(self) -> list[Any]:
         """Counters, addresses and sums of bytes, for batch norm, `.data` and numpy write behind the counters' back."""
-        tensors = [*self.parameters.values(), *(buffer.tensor for buffer in self.buffers)]
+        tensors = [*self.parameters.values(), *(buffer.tensor for buffer in self.buffers), *self._loss.values()]
         result: list[Any] = [(tensor._version, tensor.data_ptr(), _checksum(tensor)) for tensor in tensors]
         for parameter in self.parameters.values():
             for value in self._slots(parameter).values():
@@ -107,10 +126,16 @@ class Replica:
             "trained": [parameter.requires_grad for parameter in self.parameters.values()],
             "attributes": [_plain_attributes(module) for module in self.modules],
             "switches": settings.switches(),
+            "hooks": _num_hooks(self.optimizer),
         }
 
     def turn(self, controls: Mapping[str, Any]) -> None:
         """Takes over another process's controls."""
+        if controls["hooks"] != _num_hooks(self.optimizer):
+            raise OptimizerError(
+                "An optimizer's step hooks do not travel to the workers. Got an optimizer with hooks. "
+                "Do their work between the steps, or use devices=1."
+            )
         parameters = list(self.parameters.values())
         self.optimizer.param_groups[:] = [
             {"params": [parameters[index] for index in group["params"]], **group["numbers"]}
@@ -128,6 +153,7 @@ class Replica:
         """Parameters, buffers and optimizer slots."""
         state = {f"model.{name}": _array(parameter) for name, parameter in self.parameters.items()}
         state |= {f"model.{buffer.name}": _array(buffer.tensor) for buffer in self.buffers}
+        state |= {name: _array(tensor) for name, tensor in self._loss.items()}
         for name, parameter in self.parameters.items():
             for key, value in self._slots(parameter).items():
                 if value is not None:
@@ -142,6 +168,8 @@ class Replica:
                 parameter.copy_(_tensor(state[f"model.{name}"]))
             for buffer in self.buffers:
                 buffer.tensor.copy_(_tensor(state[f"model.{buffer.name}"]))
+            for name, tensor in self._loss.items():
+                tensor.copy_(_tensor(state[name]))
         self.optimizer.state.clear()
         for name, parameter in self.parameters.items():
             prefix = f"optimizer.{name}."
@@ -159,17 +187,31 @@ class Replica:
     def _check(self, state: Mapping[str, Array]) -> None:
         own: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
         own |= {f"model.{buffer.name}": buffer.tensor for buffer in self.buffers}
+        own |= self._loss
         for name, tensor in own.items():
             if name not in state:
-                raise StateError(f"The state does not fit this model. It has nothing for {name[6:]!r}.")
+                raise StateError(
+                    f"The state does not fit this model. It has nothing for {_short(name)!r}. "
+                    "Load the state of this model."
+                )
             if state[name].data.shape != tuple(tensor.shape):
                 raise StateError(
-                    f"The state does not fit this model. At {name[6:]!r} it has {state[name].data.shape}, "
-                    f"the model {tuple(tensor.shape)}."
+                    f"The state does not fit this model. At {_short(name)!r} it has {state[name].data.shape}, "
+                    f"the model {tuple(tensor.shape)}. Load the state of this model."
                 )
         for name in state:
             if name.startswith("model.") and name not in own:
-                raise StateError(f"The state does not fit this model, which has no {name[6:]!r}.")
+                raise StateError(
+                    f"The state does not fit this model, which has no {_short(name)!r}. Load the state of this model."
+                )
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[2]
+
+
+def _num_hooks(optimizer: Any) -> int:
+    return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
 
 
 def _plain_attributes(module: nn.Module) -> dict[str, Any]:

@@ -5,10 +5,16 @@ over the script's own values first.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+
+
+def _flushes_denormals() -> bool:
+    """Whether this process flushes denormal numbers to zero; torch can set that but not tell it."""
+    return not bool(torch.tensor(2.3e-308, dtype=torch.float64).div(4).item())
+
 
 _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
@@ -19,6 +25,7 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "flash attention": (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
     "memory-efficient attention": (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
     "math attention": (torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
+    "denormals": (_flushes_denormals, torch.set_flush_denormal),
     "cudnn attention": (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
 }
 
@@ -33,11 +40,6 @@ def flip(values: dict[str, Any]) -> None:
     for name, (get, put) in _SWITCHES.items():
         if get() != values[name]:
             put(values[name])
-
-
-def flushes_denormals() -> bool:
-    """Whether this process flushes denormal numbers to zero; torch can set that but not tell it."""
-    return not bool(torch.tensor(2.3e-308, dtype=torch.float64).div(4).item())
 
 
 @contextmanager
@@ -57,7 +59,12 @@ def computing(threads: int, device: torch.device, exact: bool) -> Iterator[None]
             torch.use_deterministic_algorithms(True)
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
             torch.backends.cudnn.benchmark = False
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+            if device.type == "cuda":
+                stack.enter_context(torch.cuda.device(device))
             yield
     finally:
         torch.set_num_threads(before[0])

@@ -136,9 +136,14 @@ class Shards:
                 sums, column = metrics.measure(metric, term.outputs, term.targets, share.examples)
                 values += sums
                 columns.append(column)
-            for name, value in term.values.items():
+            for name, value in sorted(term.values.items()):
                 values += metrics.pair(name, value, share.examples)
                 columns.append(Column(name, 2))
+        if self.columns and [column.name for column in columns] != [column.name for column in self.columns]:
+            raise ModelError(
+                f"An objective gives the same metrics for every shard. Got {[column.name for column in columns]} after "
+                f"{[column.name for column in self.columns]}. Return every name every time."
+            )
         self.columns = columns
         return [float(value) for value in values]
 
@@ -174,7 +179,10 @@ def _check(root: Tensor) -> None:
     if root.ndim:
         raise ModelError(f"A loss is one number. Got shape {tuple(root.shape)}. Return its mean.")
     if not root.requires_grad:
-        raise ModelError("The loss does not depend on any parameter that is trained. Compute it from the outputs.")
+        raise ModelError(
+            "A loss depends on parameters that are trained. Got one that has no gradient. "
+            "Compute it from the model's outputs, outside torch.no_grad()."
+        )
 
 
 @contextmanager

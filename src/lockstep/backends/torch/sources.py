@@ -55,8 +55,8 @@ class LoaderSource:
     """A DataLoader, which has its own batch size, order and workers."""
 
     def __init__(self, loader: Any, seed: int) -> None:
-        samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-        if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+        self._samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+        if any(isinstance(sampler, DistributedSampler) for sampler in self._samplers):
             raise BatchError("The batch is the whole batch. Remove the sampler.")
         self._loader = loader
         self._seed = seed
@@ -71,7 +71,8 @@ class LoaderSource:
         """The loader's batches, its order seeded from (seed, epoch)."""
 
         def read() -> Iterator[Any]:
-            for generator in (self._loader.generator, getattr(self._loader.sampler, "generator", None)):
+            for owner in (self._loader, *self._samplers):
+                generator = getattr(owner, "generator", None)
                 if generator is not None:
                     generator.manual_seed(seeds.derive("loader", self._seed, index))
             yield from self._loader
