@@ -207,7 +207,7 @@ def test_a_process_with_another_batch_stops_all(tmp_path):
         assert len(errors) == 3
         for error in errors:
             assert error.startswith(
-                "ExactError Every process trains on the same whole batch. In step 1 process 1 came with"
+                "ExactError Every process computes on the same whole batch. In step 1 process 1 came with"
             )
 
 

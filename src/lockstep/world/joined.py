@@ -81,7 +81,7 @@ class Joined:
     def _agree_on(self, method: str, works: list[Work]) -> None:
         """Stops where a process came with another batch; brings in what the first process's script has changed."""
         controls = pickle.dumps(self._backend.controls())
-        batch = _fingerprint(works, self._backend.host)
+        batch = 0 if method == "digests" else _fingerprint(works, self._backend.host)
         everyone = self._meet(method, batch, _short(controls), self._backend.touched())
         for index, (_, theirs, _, _) in enumerate(everyone):
             if theirs != everyone[0][1]:
