@@ -43,6 +43,7 @@ CASES = [
     # model, precision, clip, shards
     (lenet, None, None, 4),
     (lenet, "fp16", 1.0, 4),
+    (lenet, None, 0.05, 4),  # a norm that clips: it must be taken where the parameters are
     (resnet, "bf16", None, 4),
     (resnet, None, None, 8),
 ]
@@ -63,7 +64,7 @@ def digests(make, precision, clip, shards, devices):
         found = []
         for start in range(0, 317, 61):
             logs = trainer.step((x[start : start + 61], y[start : start + 61]))
-            found.append((logs["loss"].hex(), logs["accuracy"].hex(), trainer.digest()))
+            found.append((*(logs[name].hex() for name in ("loss", "accuracy", "grad_norm")), trainer.digest()))
         found.append(tuple(value.hex() for value in trainer.evaluate((x, y)).values()))
         assert trainer.predict(x).shape == (317, 10)
         return found
