@@ -1,7 +1,7 @@
 """The trainer: what `wrap` gives back. Thin; what it does is done in core and by the team."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -13,10 +13,11 @@ from lockstep.backends.base import Backend, Recipe, Work
 from lockstep.callbacks import Callback, Chain, History
 from lockstep.callbacks.base import Params
 from lockstep.core import batches, digest, loop, plan, tree
-from lockstep.core.metrics import Column, Sums
+from lockstep.core.metrics import Sums
 from lockstep.data import source
 from lockstep.devices import is_cpu
 from lockstep.errors import BatchError, DivergedError, ExactError, PlanError, StateError
+from lockstep.fitting import Fit, shown
 from lockstep.logs import Logs
 from lockstep.run import Run
 from lockstep.world import Team
@@ -29,6 +30,14 @@ class Trainer:
 
     Made by `lockstep.wrap`. Also a context manager: leaving it ends the workers,
     as does the end of the script.
+
+    >>> import lockstep
+    >>> from lockstep.backends.numpy import SGD, Dense
+    >>> x, y = np.eye(8), np.arange(8) % 2
+    >>> with lockstep.wrap(Dense([8, 2], seed=1), SGD(0.5), "cross_entropy", devices=2, shards=4) as trainer:
+    ...     logs = trainer.step((x, y))
+    ...     trainer.predict(x).shape, sorted(trainer.evaluate((x, y))), len(trainer.digest())
+    ((8, 2), ['loss'], 64)
     """
 
     def __init__(
@@ -84,10 +93,16 @@ class Trainer:
         self._batch_size = train.batch_size
         self.stop_training = False
         self.history = History(self.devices)
-        chain = Chain([*(callbacks if first else ()), *_shown(verbose and first)], self, params)
-        inner = _Fit(self, train, validation_data)
+        chain = Chain([*(callbacks if first else ()), *shown(verbose and first)], self, params)
         try:
-            loop.fit(inner, epochs, steps_per_epoch, chain, self.history.record, time.perf_counter)
+            loop.fit(
+                Fit(self, train, validation_data),
+                epochs,
+                steps_per_epoch,
+                chain,
+                self.history.record,
+                time.perf_counter,
+            )
         finally:
             chain.close()
         return self.history
@@ -288,40 +303,6 @@ class Trainer:
             Work(pieces, num_examples, parts.num_shards, threads, run.seed, step)
             for pieces in batches.deal(batch, parts, team.replicas())
         ], parts
-
-
-class _Fit:
-    """The trainer as the loop sees it."""
-
-    def __init__(self, trainer: Trainer, train: source.Source, validation_data: Any) -> None:
-        self._trainer = trainer
-        self._train = train
-        self._validation_data = validation_data
-
-    @property
-    def stop_training(self) -> bool:
-        return self._trainer._team.agree(self._trainer.stop_training)
-
-    def batches(self) -> Iterator[Any]:
-        yield from self._train.epoch(self._trainer._run.epoch)
-
-    def train(self, batch: Any) -> Sums:
-        return self._trainer._train(batch)
-
-    def columns(self) -> list[Column]:
-        return list(self._trainer._backend.columns)
-
-    def validate(self) -> Mapping[str, float]:
-        self._trainer._run.epoch += 1
-        return {} if self._validation_data is None else self._trainer.evaluate(self._validation_data)
-
-
-def _shown(verbose: bool | int) -> list[Callback]:
-    if not verbose:
-        return []
-    from lockstep.callbacks.progress import Progress  # brings rich, which `import lockstep` does not wait for
-
-    return [Progress()]
 
 
 def _inputs(batch: Any) -> Any:
