@@ -39,6 +39,7 @@ ROOMS = [  # the first that fits a file is its room
         never="time datetime",
         types="lockstep.backends.base lockstep.exchange.base",
     ),
+    Room("backends/numpy", f"numpy {SEAM} lockstep.backends.numpy", never=ABOVE_THE_SEAM),
     Room("backends/torch", f"torch numpy {SEAM} lockstep.backends.torch", never=ABOVE_THE_SEAM),
     Room("backends/jax", f"jax flax optax numpy {SEAM} lockstep.backends.jax", never=ABOVE_THE_SEAM),
     Room("backends/tensorflow", f"tensorflow numpy {SEAM} lockstep.backends.tensorflow", never=ABOVE_THE_SEAM),

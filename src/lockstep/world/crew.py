@@ -184,6 +184,8 @@ class Crew:
                 except Exception as error:
                     failures.append(error)
         if failures:
+            # A worker that failed may not have taken over what came with the command: all of it is sent again.
+            self._plan, self._controls, self._stale = None, b"", True
             raise next((error for error in failures if isinstance(error, WorkerError)), failures[0])
         return answers
 

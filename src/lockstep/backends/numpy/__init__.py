@@ -1,0 +1,29 @@
+"""NumPy: the reference backend, the oracle of the tests and the shortest answer to "what does a backend do?"."""
+
+from collections.abc import Sequence
+
+from lockstep.backends.base import Backend, Recipe
+from lockstep.backends.numpy.backend import NumpyBackend
+from lockstep.backends.numpy.network import SGD, CrossEntropy, Dense, SquaredError
+
+__all__ = ["SGD", "CrossEntropy", "Dense", "NumpyBackend", "SquaredError"]
+
+
+def available() -> list[str]:
+    """numpy has only the CPU."""
+    return []
+
+
+def variables(devices: Sequence[str]) -> dict[str, str]:
+    """None."""
+    return {}
+
+
+def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
+    """A backend with one replica on each device."""
+    return NumpyBackend(recipe, devices)
+
+
+def processes(devices: Sequence[str]) -> list[list[str]]:
+    """One process per device, as PyTorch has it, so that tests of processes need no framework."""
+    return [[device] for device in devices]
