@@ -56,6 +56,26 @@ def test_predict_takes_the_inputs_of_a_loaders_batches(trainer):
     np.testing.assert_allclose(trainer.predict(loader), trainer.model(X[:12]), rtol=1e-12)
 
 
+def test_before_the_first_step_the_first_batch_decides_the_shards():
+    """A short last batch alone would have fewer shards on one device than on three."""
+    generator = np.random.default_rng(2)
+    x, y = generator.standard_normal((261, 97)).astype("float32"), generator.integers(0, 10, 261)
+    found = set()
+    for devices in (1, 3):
+        model = Dense([97, 64, 10], seed=1, dtype="float32")
+        with lockstep.wrap(model, SGD(0.1), "cross_entropy", devices=devices) as trainer:
+            assert len(trainer.devices) == devices
+            found.add((trainer.evaluate((x, y), batch_size=256)["loss"], trainer.predict(x, batch_size=256).tobytes()))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("use", ["evaluate", "predict"])
+@pytest.mark.parametrize("data", [[], iter(())], ids=["list", "generator"])
+def test_no_data(use, data):
+    with wrapped() as trainer, pytest.raises(BatchError, match=r"^Data holds at least one batch. Got none\."):
+        getattr(trainer, use)(data)
+
+
 # -- training
 
 
@@ -134,6 +154,25 @@ def test_fit_is_the_steps_it_is_made_of():
             for batch in other._source((X, Y), 16, shuffle=True).epoch(epoch):
                 other.step(batch)
         assert one.digest() == other.digest()
+
+
+@pytest.mark.parametrize("stop", [None, 2])  # a callback that ends the first epoch early
+def test_fitting_again_goes_on_with_the_next_epoch(stop):
+    class Stop(lockstep.Callback):
+        def on_train_batch_end(self, batch, logs):
+            self.trainer.stop_training = batch == stop
+
+    with wrapped() as one, wrapped() as other:
+        one.fit((X, Y), epochs=1, batch_size=16, steps_per_epoch=stop and stop + 1, verbose=0)
+        one.fit((X, Y), epochs=2, batch_size=16, verbose=0)
+        other.fit((X, Y), epochs=1, batch_size=16, callbacks=[Stop()], verbose=0)
+        for _ in range(2):
+            other.fit((X, Y), epochs=1, batch_size=16, verbose=0)
+        assert one.digest() == other.digest()
+    if stop is None:
+        with wrapped() as whole:
+            whole.fit((X, Y), epochs=3, batch_size=16, verbose=0)
+            assert whole.digest() == one.digest()
 
 
 @pytest.mark.parametrize(

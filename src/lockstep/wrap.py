@@ -8,7 +8,7 @@ from lockstep.backends import choose
 from lockstep.backends.base import Backend, Module, Recipe
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
-from lockstep.launch import environment
+from lockstep.launch import environment, memory
 from lockstep.run import Run
 from lockstep.trainer import Trainer
 from lockstep.world import Alone, Crew, Team, join
@@ -79,4 +79,6 @@ def _joined(recipe: Recipe, run: Run, module: Module, devices: Any) -> Trainer:
 def _open(module: Module, recipe: Recipe, devices: Sequence[str]) -> Backend:
     for name, value in module.variables(devices).items():
         environment.provide(name, value)
+    if names.is_cpu(devices[0]):
+        memory.keep_freed()
     return module.open(recipe, devices)

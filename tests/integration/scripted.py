@@ -22,10 +22,11 @@ class Net(nn.Module):
         return self.head(self.second(x).relu())
 
 
-def start(devices: int) -> tuple[lockstep.Trainer, Net, torch.optim.Optimizer]:
-    """A trainer with the net and the optimizer that it was made of."""
+def start(devices: int) -> tuple[lockstep.Trainer, Net, torch.optim.Optimizer, nn.CrossEntropyLoss]:
+    """A trainer with the net, the optimizer and the loss that it was made of."""
     torch.manual_seed(5)
     net = Net()
     held = [*net.first.parameters(), *net.norm.parameters(), *net.second.parameters()]
     optimizer = torch.optim.AdamW(held, lr=0.01)
-    return lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=devices, shards=6), net, optimizer
+    loss = nn.CrossEntropyLoss(weight=torch.ones(5))
+    return lockstep.wrap(net, optimizer, loss, devices=devices, shards=6), net, optimizer, loss

@@ -6,6 +6,7 @@ is asked of the meeting does not depend on the framework.
 
 import pytest
 
+import lockstep
 from integration.scripts import free_port, running, together
 
 pytestmark = pytest.mark.timeout(120)
@@ -183,12 +184,12 @@ STEP = "trainer.step((x[:50], y[:50]))\n"
 def test_a_process_with_another_batch_stops_all(tmp_path):
     """Other numbers, other examples, another seed: every process says so, and nobody makes the step."""
     text = """
+    before = trainer.digest()
+
     def refused(batch):
-        before = trainer.digest()
         try:
             trainer.step(batch)
         except lockstep.LockstepError as error:
-            assert trainer.digest() == before
             print("result", type(error).__name__, error)
 
     changed = x.copy()
@@ -198,6 +199,7 @@ def test_a_process_with_another_batch_stops_all(tmp_path):
     trainer._run.seed = index
     refused((x[:50], y[:50]))
     trainer._run.seed = 0
+    assert trainer.digest() == before
     """.replace("\n    ", "\n")
     with together(HEAD + WRAP + STEP + text + STEP, tmp_path, by_hand(2)) as scripts:
         ends = endings(scripts)
@@ -209,6 +211,85 @@ def test_a_process_with_another_batch_stops_all(tmp_path):
             assert error.startswith(
                 "ExactError Every process computes on the same whole batch. In step 1 process 1 came with"
             )
+
+
+EVALUATE = """
+def tell(name, use, *data):
+    try:
+        said = use(*data)["loss"].hex()
+    except lockstep.LockstepError as error:
+        said = type(error).__name__
+    print("result", name, said, flush=True)
+
+wrong = y.copy()
+wrong[-1] = 9  # in a shard of the last process
+tell("before", trainer.evaluate, (x, y))
+tell("fails", trainer.evaluate, (x, wrong))
+tell("after", trainer.evaluate, (x, y))
+tell("other", trainer.evaluate, (x + index, y))
+tell("predicts", trainer.predict, x[index:])
+if index == 0:
+    model.parameters["0.weight"] *= 0.5
+tell("written", trainer.evaluate, (x, y))
+tell("last", trainer.evaluate, (x, y))
+"""
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """What each of two processes says of its evaluations, by name."""
+    with together(HEAD + WRAP + EVALUATE, tmp_path_factory.mktemp("evaluated"), by_hand(2)) as scripts:
+        ends = [script.end(timeout=30) for script in scripts]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    return [dict(results(stdout)) for _, stdout, _ in ends]
+
+
+@pytest.fixture(scope="module")
+def losses():
+    """The losses on one device, with the weights as they are and as the first process writes them."""
+    names = {}
+    exec(HEAD, names)
+    trainer = lockstep.wrap(names["model"], names["optimizer"], "cross_entropy", devices=1, shards=8)
+    plain = trainer.evaluate((names["x"], names["y"]))["loss"].hex()
+    trainer.model.parameters["0.weight"] *= 0.5
+    return plain, trainer.evaluate((names["x"], names["y"]))["loss"].hex()
+
+
+def test_a_process_that_fails_in_an_evaluation_leaves_the_others_no_result(evaluated, losses):
+    assert [said["fails"] for said in evaluated] == ["PeerFailed", "BatchError"]
+    assert [(said["before"], said["after"]) for said in evaluated] == [(losses[0], losses[0])] * 2
+
+
+@pytest.mark.parametrize("use", ["other", "predicts"])
+def test_a_process_with_other_data_stops_an_evaluation(evaluated, use):
+    assert [said[use] for said in evaluated] == ["ExactError"] * 2
+
+
+def test_what_the_first_process_writes_reaches_the_others_before_an_evaluation(evaluated, losses):
+    assert losses[0] != losses[1]
+    assert [(said["written"], said["last"]) for said in evaluated] == [(losses[1], losses[1])] * 2
+
+
+@pytest.mark.parametrize("moment, call", [("on_train_batch_end", "digest()"), ("on_epoch_end", "evaluate((x, y))")])
+def test_a_callback_that_calls_the_trainer_stops_all(tmp_path, moment, call):
+    """Callbacks run in the first process alone, so the others would wait or take one message for another."""
+    text = f"""
+    class Calling(lockstep.Callback):
+        def {moment}(self, index, logs=None):
+            self.trainer.{call}
+
+    try:
+        trainer.fit((x, y), epochs=2, batch_size=61, callbacks=[Calling()], verbose=0)
+    except lockstep.LockstepError as error:
+        print("result", type(error).__name__, error)
+    """.replace("\n    ", "\n")
+    with together(HEAD + WRAP + text, tmp_path, by_hand(2)) as scripts:
+        ends = [script.end(timeout=30) for script in scripts]
+    for code, stdout, stderr in ends:
+        assert code == 0, stderr
+        ((kind, *words),) = results(stdout)
+        assert kind == "ExactError"
+        assert " ".join(words).startswith("Every process makes the same calls in the same order.")
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,25 @@ print("equal" if trainer.digest() == known[3] else "different")
     assert own == ["caught too large for a worker", "equal"]
 
 
+def test_a_batch_of_a_class_that_the_script_defines(tmp_path):
+    text = """
+import typing
+
+class Batch(typing.NamedTuple):
+    x: typing.Any
+    y: typing.Any
+
+trainer = wrap(Net(), 2)
+for batch in batches(2):
+    trainer.step(Batch(*batch))
+assert trainer.evaluate([Batch(*batch)])["loss"] > 0
+assert trainer.digest() == digests(2)[2]
+"""
+    with running(HEAD + text, tmp_path) as script:
+        returncode, _, stderr = script.end(timeout=20)
+    assert returncode == 0, stderr
+
+
 def test_a_killed_worker_is_told_at_once(tmp_path):
     ending = """
 class Slow(Net):

@@ -2,13 +2,14 @@
 
 import gc
 import os
+import threading
 
 import numpy as np
 import pytest
 
 import lockstep
 from lockstep.backends.numpy import SGD, Dense
-from lockstep.errors import DeviceError, LockstepError, NonFiniteError, PlanError, PlatformError
+from lockstep.errors import BatchError, DeviceError, LockstepError, NonFiniteError, PlanError, PlatformError
 
 GENERATOR = np.random.Generator(np.random.PCG64(4))
 BATCH = GENERATOR.standard_normal((20, 6)), GENERATOR.integers(0, 3, 20)
@@ -99,6 +100,63 @@ def test_a_failure_in_two_workers_at_once(one):
             trainer.step((inputs, BATCH[1]))
         trainer.step(BATCH)
         assert trainer.digest() == one[1]
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_a_failure_in_everyone_at_once_is_told_once(one, devices):
+    with wrap(devices) as trainer:
+        assert len(trainer.devices) == devices
+        for made in (1, 2):
+            with pytest.raises(NonFiniteError, match=rf"step {made - 1}, shard 0\."):
+                trainer.step((BATCH[0] * np.nan, BATCH[1]))
+            with pytest.raises(LockstepError, match=r"Labels run from 0 to 2"):
+                trainer.evaluate((BATCH[0], BATCH[1] + 9))
+            assert trainer.evaluate(BATCH)["loss"] > 0
+            trainer.step(BATCH)
+            assert trainer.digest() == one[made]
+
+
+class Unreadable:
+    """Travels, and cannot be unpacked where it arrives."""
+
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("first", [False, True])  # in the first step, whose command carries the plan as well
+@pytest.mark.parametrize(
+    "extra, error, message",
+    [
+        (threading.Lock(), BatchError, r"Something in the batch does not: cannot pickle '_thread.lock' object\."),
+        (Unreadable(), ValueError, r"invalid literal for int"),
+    ],
+    ids=["leaves not", "arrives not"],
+)
+def test_a_batch_that_does_not_travel(extra, error, message, first):
+    """The step is not made and not counted, and what the script wrote before it is not forgotten."""
+    with wrap(1) as alone, wrap(2) as trainer:
+        assert len(trainer.devices) == 2
+        for each in (alone, trainer):
+            if not first:
+                each.step(BATCH)
+            each.model.parameters["0.weight"][0] *= 2
+        for use in (trainer.step, lambda batch: trainer.evaluate([batch])):
+            with pytest.raises(error, match=message):
+                use((*BATCH, [1.0] * 19 + [extra]))  # weights, of which the last goes to the worker
+        assert trainer._run.step == alone._run.step
+        for each in (alone, trainer):
+            each.step(BATCH)
+            each.step(BATCH)
+        assert trainer.digest() == alone.digest()
+
+
+def test_asking_for_the_devices_of_a_closed_trainer_starts_nobody():
+    before = descriptors()
+    with wrap(2) as trainer:
+        trainer.close()
+        assert trainer.devices == ("cpu:0", "cpu:1")
+        assert descriptors() == before
 
 
 def test_a_failure_while_evaluating(one):

@@ -121,7 +121,8 @@ def join(pieces: list[Any], concatenate: Callable[[list[Any]], Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: join([piece[key] for piece in pieces], concatenate) for key in first}
     if isinstance(first, tuple | list):
-        return type(first)(join(list(values), concatenate) for values in zip(*pieces, strict=True))
+        parts = [join(list(values), concatenate) for values in zip(*pieces, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return concatenate(pieces)
 
 

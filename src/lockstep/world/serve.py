@@ -7,12 +7,13 @@ from lockstep.backends.base import Backend, State, Work
 from lockstep.backends.choose import module
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
+from lockstep.devices import is_cpu
 from lockstep.exchange import parcel
 from lockstep.exchange.barrier import Barrier
 from lockstep.exchange.memory import MemoryExchange
 from lockstep.exchange.region import Region
 from lockstep.exchange.shared import SharedExchange
-from lockstep.launch import failure
+from lockstep.launch import failure, memory
 from lockstep.launch.interrupt import deferred
 from lockstep.launch.link import Link
 
@@ -42,6 +43,8 @@ class Command(NamedTuple):
 
 def serve(berth: Berth, link: Link) -> None:
     """Answers the parent's commands until the link closes."""
+    if is_cpu(berth.devices[0]):
+        memory.keep_freed()
     home = module(berth.home)
     backend = home.open(berth.recipe, berth.devices)
     leaves, parcels, control = (Region(descriptor) for descriptor in berth.regions)

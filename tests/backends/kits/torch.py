@@ -198,6 +198,21 @@ def wide(weights):
     return weights[:, None]
 
 
+class Focal(nn.CrossEntropyLoss):
+    """A forward of its own: a plain mean, whatever the class it comes from divides by."""
+
+    def forward(self, out, y):
+        values = F.cross_entropy(out, y, reduction="none")
+        return ((1 - torch.exp(-values)) ** 2 * values).mean()
+
+
+class Gapped(nn.CrossEntropyLoss):
+    """Torch's own forward, with other options."""
+
+    def __init__(self):
+        super().__init__(HEAVY, ignore_index=IGNORED)
+
+
 @lockstep.objective
 def mean_objective(net, batch):
     return F.cross_entropy(net(batch["x"]), batch["y"])
@@ -215,6 +230,13 @@ def measuring_objective(net, batch):
 def hits_by_hand(net, batch):
     hits = (net(batch["x"]).argmax(1) == batch["y"]).double()
     return {"mean": hits.mean(), "each": hits.mean(), "low": hits[batch["y"] < 4].mean()}
+
+
+@lockstep.objective
+def turning_objective(net, batch):
+    """Its values come in another order in every other shard."""
+    loss, values = measuring_objective(net, batch)
+    return loss, values if int(batch["y"][0]) % 2 else dict(reversed(values.items()))
 
 
 @lockstep.objective
@@ -311,6 +333,7 @@ forms = [
         lambda net, x, y: (y * (y.log() - net(x))).sum() / len(x),
         odds,
     ),
+    form("a class with a forward of its own", XY, Focal(), lambda net, x, y: Focal()(net(x), y)),
     # Means over the targets that count.
     form("ignored targets", (X, GAPPED), cross_entropy(), lambda net, x, y: entropies(net, x, y)[y != IGNORED].mean()),
     form(
@@ -336,6 +359,20 @@ forms = [
         (X, GAPPED),
         nn.CrossEntropyLoss(HEAVY, ignore_index=IGNORED),
         lambda net, x, y: mean(entropies(net, x, y), HEAVY[y] * (y != IGNORED)),
+    ),
+    form(
+        "a class with torch's forward",
+        (X, GAPPED),
+        Gapped(),
+        lambda net, x, y: mean(entropies(net, x, y), HEAVY[y] * (y != IGNORED)),
+        metrics=["accuracy"],
+        measured=lambda net, x, y: {"accuracy": hit(net(x), y)[y != IGNORED].double().mean()},
+    ),
+    form(
+        "a class with torch's forward and example weights",
+        (X, GAPPED, EXAMPLE_WEIGHTS),
+        Gapped(),
+        lambda net, x, y, w: mean(entropies(net, x, y), w * HEAVY[y] * (y != IGNORED)),
     ),
     form(
         "class weights and ignored targets, smoothed",
@@ -488,6 +525,13 @@ forms = [
         measured=hits_by_hand,
     ),
     form(
+        "objective with values in any order",
+        NAMED,
+        turning_objective,
+        lambda net, batch: entropy(net, **batch),
+        measured=hits_by_hand,
+    ),
+    form(
         "objective of (sum, weight)",
         NAMED_GAPPED,
         pair_objective,
@@ -571,5 +615,29 @@ forms = [
         narrow,
         ["accuracy"],
         lambda net, x, y: {"accuracy": ((net(x) > 0) == (y > 0.5)).double().mean()},
+    ),
+    *(
+        form(
+            f"accuracy of odds for flags, {name}",
+            (X, FLAGS[:, :1]),
+            loss,
+            lambda net, x, y: F.binary_cross_entropy(net(x), y),
+            lambda: nn.Sequential(narrow(), nn.Sigmoid()),
+            ["accuracy"],
+            lambda net, x, y: {"accuracy": ((net(x) > 0.5) == (y > 0.5)).double().mean()},
+        )
+        for name, loss in (
+            ("a module", nn.BCELoss()),
+            ("a function", F.binary_cross_entropy),
+            ("a partial function", partial(F.binary_cross_entropy, reduction="mean")),
+        )
+    ),
+    form(
+        "a metric in a list",
+        (X[:16], LABELS[:16]),  # two examples in a shard: a list of two is no (sum, weight)
+        nn.CrossEntropyLoss(),
+        entropy,
+        metrics={"listed": lambda out, y: hit(out, y).tolist()},
+        measured=lambda net, x, y: {"listed": hit(net(x), y).double().mean()},
     ),
 ]

@@ -2,6 +2,8 @@
 
 import copy
 import random
+from collections import namedtuple
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import torch
 from torch import nn
 
 import lockstep
-from lockstep.errors import NonFiniteError
+from lockstep.errors import BatchError, NonFiniteError
 
 X = torch.randn(24, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(24) % 3
@@ -180,3 +182,68 @@ def test_a_layer_frozen_between_steps_is_skipped(net, trainer):
     trainer.step((X, Y))
     assert torch.equal(net[0].weight, frozen)
     assert not torch.equal(net[4].weight, free)
+
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+
+
+class Shaped(nn.Linear):
+    """Gives its outputs in a form of the test's choice."""
+
+    def __init__(self, form):
+        super().__init__(5, 3)
+        self.form = form
+
+    def forward(self, x):
+        return self.form(super().forward(x))
+
+
+def shaped(form):
+    torch.manual_seed(0)
+    net = Shaped(form)
+    return lockstep.wrap(net, torch.optim.SGD(net.parameters(), lr=0.1), nn.CrossEntropyLoss(), devices=1, shards=4)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda out: [out, out * 2],
+        lambda out: (out, {"twice": out * 2}),
+        lambda out: {"a": [out], "b": (out * 2, out)},
+        lambda out: Pair(out, out * 2),
+    ],
+    ids=["list", "tuple and dict", "deep", "named tuple"],
+)
+def test_outputs_keep_their_form(form):
+    with shaped(form) as trainer:
+        expected = form(nn.functional.linear(X, trainer.model.weight, trainer.model.bias))
+        for found in (trainer.predict(X, batch_size=10), trainer(X)):
+            assert type(found) is type(expected)
+            torch.testing.assert_close(
+                torch.utils._pytree.tree_map(torch.as_tensor, found), expected, check_stride=False
+            )
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (Output, "Got Output"),
+        (lambda out: out.mean(), "Got ndarray()"),
+        (lambda out: [out, out.mean()], "Got ndarray()"),
+        (lambda out: out[:1], "Got ndarray(1, 3)"),
+        (lambda out: out.tolist(), "Got float"),
+    ],
+    ids=["dataclass", "scalar", "scalar in a list", "too few", "numbers"],
+)
+def test_outputs_that_have_no_rows(form, said):
+    with shaped(form) as trainer:
+        for use in (trainer.predict, trainer):
+            with pytest.raises(BatchError) as caught:
+                use(X)
+            assert str(caught.value).startswith("A model's outputs are arrays, or tuples, lists and dicts of them")
+            assert said in str(caught.value)

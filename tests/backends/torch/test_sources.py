@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+)
 
 import lockstep
 from lockstep.errors import BatchError
@@ -48,9 +56,17 @@ class Stream(IterableDataset):
         return iter(zip(X, Y, strict=True))
 
 
+def own_sampler():
+    generator = torch.Generator()
+    generator.seed()  # another order every time, were it not seeded
+    return RandomSampler(PAIRS, generator=generator)
+
+
 LOADERS = {
     "loader": lambda: DataLoader(PAIRS, batch_size=8, shuffle=True),
     "loader with a generator": lambda: DataLoader(PAIRS, 8, shuffle=True, generator=torch.Generator()),
+    "sampler with a generator": lambda: DataLoader(PAIRS, 8, sampler=own_sampler()),
+    "batch sampler with a generator": lambda: DataLoader(PAIRS, batch_sampler=BatchSampler(own_sampler(), 8, False)),
     "noisy loader": lambda: DataLoader(Noisy(), batch_size=8, shuffle=True),
     "data set": lambda: PAIRS,
     "noisy data set": Noisy,
@@ -107,3 +123,34 @@ def test_worker_processes_of_a_loader_draw_alike():
         return DataLoader(Noisy(), batch_size=9, shuffle=True, num_workers=1)
 
     assert fitted(loader, global_seed=1, epochs=1) == fitted(loader, global_seed=2, epochs=1)
+
+
+class Both(nn.Linear):
+    def forward(self, left, right):
+        return super().forward(left) - 2 * super().forward(right)
+
+
+class Nested(Dataset):
+    """Two inputs and a target: collated, the inputs are a list."""
+
+    def __len__(self):
+        return 27
+
+    def __getitem__(self, index):
+        return (X[index], X[-index - 1]), Y[index]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [Nested(), DataLoader(Nested(), 9), [[[X[i : i + 9], X.flip(0)[i : i + 9]], Y[i : i + 9]] for i in (0, 9, 18)]],
+    ids=["data set", "loader", "lists"],
+)
+def test_several_inputs(data):
+    torch.manual_seed(0)
+    net = Both(5, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=1, shards=2, threads=1) as trainer:
+        expected = trainer.evaluate(((X, X.flip(0)), Y), batch_size=9)
+        assert trainer.evaluate(data, batch_size=9) == expected
+        trainer.fit(data, batch_size=9, verbose=0)
+        assert trainer._run.step == 3

@@ -84,6 +84,7 @@ class TorchBackend:
 
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Computes shard after shard; whatever happens, the model's buffers end as they began."""
+        self._shards.begun = False
         if not self._replica.model.training:
             self._replica.model.train()
         trained = list(self._trained.values())
@@ -127,8 +128,9 @@ class TorchBackend:
     def sums(self, node: Node, layout: Layout) -> Sums:
         """The field of sums as numpy."""
         field = layout.fields[-1]
-        values = node[field.dtype][field.offset : field.offset + field.size]
-        return np.array(values.cpu().numpy())
+        values = np.array(node[field.dtype][field.offset : field.offset + field.size].cpu().numpy())
+        self._shards.check_names(values)
+        return values
 
     def update(self, total: Node, work: Work) -> None:
         """The optimizer's step with the summed gradient, and the averaged buffers."""
@@ -180,6 +182,7 @@ class TorchBackend:
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Loss and metrics of each shard in evaluation mode."""
+        self._shards.begun = False
         with self._resting():
             for shard, piece in work.shards.items():
                 yield shard, self._shards.sums(work, shard, piece).numpy()

@@ -201,7 +201,8 @@ def _target_weights(criterion: Any, targets: Tensor) -> Tensor:
 
 def _reduced(criterion: Any, reduction: str) -> Any:
     """torch's own loss with another reduction; a loss of the user's as it is."""
-    if not hasattr(criterion, "reduction") or not type(criterion).__module__.startswith("torch.nn"):
+    own = type(criterion).__module__.startswith("torch.nn") or _of_classes(criterion)
+    if not own or not hasattr(criterion, "reduction"):
         return criterion
     criterion = copy.copy(criterion)
     criterion.reduction = reduction

@@ -16,7 +16,7 @@ Pair = tuple[Any, Any]
 def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Pair]]:
     """The metrics that go by a name; targets that the loss ignores do not count, and logits are told from odds."""
     ignored = losses.ignored(loss)
-    odds = isinstance(loss, nn.BCELoss) or loss is nn.functional.binary_cross_entropy
+    odds = isinstance(loss, nn.BCELoss) or getattr(loss, "func", loss) is nn.functional.binary_cross_entropy
     threshold = 0.5 if odds else 0.0
 
     def accuracy(outputs: Tensor, targets: Tensor) -> Pair:

@@ -34,10 +34,8 @@ class Replica:
         self.parameters = dict(model.named_parameters())
         self.modules = list(model.modules())
         self.buffers = buffers.of(model)
-        extra = (
-            {} if not isinstance(loss, nn.Module) else {**dict(loss.named_parameters()), **dict(loss.named_buffers())}
-        )
-        self._loss: dict[str, Tensor] = {f"loss.{name}": tensor for name, tensor in extra.items()}
+        self._criterion = loss if isinstance(loss, nn.Module) else nn.Module()
+        self._attributed = [*self.modules, *self._criterion.modules()]
         self._wrapped = self._identity()
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters.values())}
         self._seen: list[Any] = []
@@ -85,6 +83,12 @@ class Replica:
             )
         return trained
 
+    @property
+    def _loss(self) -> dict[str, Tensor]:
+        """The loss's tensors that are there now; the script may put new ones."""
+        own = {**dict(self._criterion.named_parameters()), **dict(self._criterion.named_buffers())}
+        return {f"loss.{name}": tensor for name, tensor in own.items()}
+
     def _identity(self) -> list[tuple[int, torch.dtype]]:
         own = [
             parameter for module in self.modules for parameter in module._parameters.values() if parameter is not None
@@ -124,7 +128,7 @@ class Replica:
                 for group in self.optimizer.param_groups
             ],
             "trained": [parameter.requires_grad for parameter in self.parameters.values()],
-            "attributes": [_plain_attributes(module) for module in self.modules],
+            "attributes": [_plain_attributes(module) for module in self._attributed],
             "switches": settings.switches(),
             "hooks": _num_hooks(self.optimizer),
         }
@@ -143,7 +147,7 @@ class Replica:
         ]
         for parameter, trained in zip(parameters, controls["trained"], strict=True):
             parameter.requires_grad_(trained)
-        for module, attributes in zip(self.modules, controls["attributes"], strict=True):
+        for module, attributes in zip(self._attributed, controls["attributes"], strict=True):
             vars(module).update(attributes)
         settings.flip(controls["switches"])
 

@@ -5,6 +5,7 @@ own, and nothing it does is seen by the next.
 """
 
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from lockstep.backends.torch.replica import Replica
 from lockstep.core import seeds
 from lockstep.core.batches import count
 from lockstep.core.layout import Layout
-from lockstep.core.metrics import FIRST_METRIC, Column, Metric, ratio
+from lockstep.core.metrics import FIRST_METRIC, Column, Metric, Sums, ratio
 from lockstep.core.objective import Objective
 from lockstep.errors import BatchError, ExactError, ModelError, NonFiniteError
 
@@ -64,6 +65,7 @@ class Shards:
         self._own_metrics = isinstance(loss, Objective)
         self.statistics = Statistics(replica.buffers)
         self.columns: list[Column] = []
+        self.begun = False  # whether a shard of this command has named its values
 
     def layout(self, trained: Mapping[str, Tensor]) -> Layout:
         """Gradients first, then buffers, the flags that tell which of both were there, and the sums."""
@@ -75,7 +77,7 @@ class Shards:
             [
                 *((buffer.name, accumulated(buffer.tensor), tuple(buffer.tensor.shape)) for buffer in buffers),
                 ("there", "int64", (len(trained) + len(buffers),)),
-                ("sums", "float64", (FIRST_METRIC + room,)),
+                ("sums", "float64", (FIRST_METRIC + room + 2,)),  # at the end (the names' checksum, 1)
             ],
         )
 
@@ -93,7 +95,7 @@ class Shards:
         weight = None if share.alone else share.examples / share.total
         there += self.statistics.collect(fields.buffers, weight, first=shard == 0)
         fields.there.copy_(torch.tensor(there))
-        fields.sums.copy_(_padded(values, len(fields.sums)))
+        fields.sums.copy_(_padded(values, len(fields.sums) - 2, [float(self._checksum()), 1.0]))
 
     def sums(self, work: Work, shard: int, piece: Any) -> Tensor:
         """The sums of one shard, without training."""
@@ -139,13 +141,26 @@ class Shards:
             for name, value in sorted(term.values.items()):
                 values += metrics.pair(name, value, share.examples)
                 columns.append(Column(name, 2))
-        if self.columns and [column.name for column in columns] != [column.name for column in self.columns]:
-            raise ModelError(
-                f"An objective gives the same metrics for every shard. Got {[column.name for column in columns]} after "
-                f"{[column.name for column in self.columns]}. Return every name every time."
-            )
-        self.columns = columns
+        before, self.columns = self.columns, columns
+        if self.begun and [column.name for column in before] != [column.name for column in columns]:
+            raise self._other_names()
+        self.begun = True
         return [float(value) for value in values]
+
+    def check_names(self, sums: Sums) -> None:
+        """Raises where a shard of another process has named its metrics otherwise."""
+        if self.begun and sums[-2] != self._checksum() * sums[-1]:
+            raise self._other_names()
+
+    def _checksum(self) -> int:
+        return zlib.crc32("\n".join(column.name for column in self.columns).encode())
+
+    def _other_names(self) -> ModelError:
+        return ModelError(
+            "An objective gives the same metrics for every shard. "
+            f"Got {[column.name for column in self.columns]} in one "
+            "and others in another. Return every name every time."
+        )
 
 
 def _copy_gradients(trained: list[Tensor], fields: list[Tensor]) -> list[bool]:
@@ -166,13 +181,13 @@ def _copy_gradients(trained: list[Tensor], fields: list[Tensor]) -> list[bool]:
     return there
 
 
-def _padded(values: list[float], length: int) -> Tensor:
+def _padded(values: list[float], length: int, end: list[float]) -> Tensor:
     if len(values) > length:
         raise ModelError(
             f"The metrics of a step give at most {length - FIRST_METRIC} sums. Got {len(values) - FIRST_METRIC}. "
             "Give fewer, or more than one lockstep.Metric."
         )
-    return torch.tensor(values + [0.0] * (length - len(values)), dtype=torch.float64)
+    return torch.tensor(values + [0.0] * (length - len(values)) + end, dtype=torch.float64)
 
 
 def _check(root: Tensor) -> None:
