@@ -27,6 +27,7 @@ print(trainer.digest())
 DDP = """\
 import csv
 import hashlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -39,6 +40,7 @@ from lockstep.datasets import digits
 
 
 def main(rank, world):
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: no need to look up its name
     store = Path("store").resolve().as_uri()
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
     torch.set_num_threads(max(1, torch.get_num_threads() // world))
