@@ -93,3 +93,13 @@ def test_a_model_that_lies_on_the_gpu_reaches_a_worker():
         for _ in range(2):
             trainer.step((torch.randn(8, 1, 28, 28).cuda(), torch.zeros(8, dtype=torch.long).cuda()))
         trainer.digest()
+
+
+def test_labels_out_of_range_leave_the_gpu_usable():
+    net = lenet()
+    x, y = torch.randn(8, 1, 28, 28), torch.zeros(8, dtype=torch.long)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=["cuda:0"], shards=2) as trainer:
+        with pytest.raises(lockstep.LockstepError, match="Labels run from 0 to 9"):
+            trainer.step((x, y + 10))
+        trainer.step((x, torch.where(torch.arange(8) < 4, -100, y)))  # ignored targets are no labels

@@ -125,6 +125,7 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
     outputs = call(model, inputs)
     rest = {"outputs": outputs, "targets": targets}
     try:
+        _check_labels(criterion, outputs, targets)
         if weights is not None:
             return _weighted(criterion, outputs, targets, weights, share, rest)
         if getattr(criterion, "reduction", None) == "sum" or _keyword(criterion, "reduction") == "sum":
@@ -211,6 +212,14 @@ def _reduced(criterion: Any, reduction: str) -> Any:
 
 def _keyword(function: Any, name: str) -> Any:
     return function.keywords.get(name) if isinstance(function, functools.partial) else None
+
+
+def _check_labels(criterion: Any, outputs: Any, targets: Any) -> None:
+    """Raises what the CPU's kernel raises; a GPU's would end the process's context instead."""
+    if _of_classes(criterion) and isinstance(targets, Tensor) and targets.is_cuda and not targets.is_floating_point():
+        counted = targets[targets != criterion.ignore_index]
+        if bool(((counted < 0) | (counted >= outputs.shape[1])).any()):
+            raise IndexError("a target is out of bounds")
 
 
 def _labels(error: IndexError, outputs: Any, targets: Any) -> Exception:
