@@ -15,6 +15,17 @@ def is_cpu(name: str) -> bool:
     return name.partition(":")[0] == "cpu"
 
 
+def alike(devices: Sequence[str], count: int) -> tuple[str, ...]:
+    """`count` devices of the kind of these; a GPU may carry several replicas.
+
+    >>> alike(["cpu:0"], 2), alike(["cuda:1"], 2)
+    (('cpu:0', 'cpu:1'), ('cuda:1', 'cuda:1'))
+    """
+    if is_cpu(devices[0]):
+        return tuple(f"cpu:{index}" for index in range(count))
+    return tuple(devices[index % len(devices)] for index in range(count))
+
+
 def resolve(devices: Any, available: Sequence[str]) -> tuple[str, ...]:
     """The names of the devices: all accelerators, a count of them or of CPU replicas, or those named.
 

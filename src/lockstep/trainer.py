@@ -15,7 +15,7 @@ from lockstep.callbacks.base import Params
 from lockstep.core import batches, digest, loop, plan, tree
 from lockstep.core.metrics import Sums
 from lockstep.data import source
-from lockstep.devices import is_cpu
+from lockstep.devices import alike, is_cpu
 from lockstep.errors import BatchError, DivergedError, ExactError, PlanError, StateError
 from lockstep.fitting import Fit, shown
 from lockstep.logs import Logs
@@ -151,7 +151,7 @@ class Trainer:
         """The model's outputs as numpy, in order, one row per example; of a loader's batches the inputs are taken."""
         arrays = isinstance(inputs, dict | tuple) or batches.is_array(inputs)
         read = self._source(inputs, batch_size, shuffle=False).epoch(0)
-        return self._rows(read if arrays else map(_inputs, read))
+        return self._rows(read if arrays else map(batches.inputs, read))
 
     def __call__(self, inputs: Any) -> Any:
         """The outputs for one batch of inputs, split over the replicas, in order, as the framework's own arrays."""
@@ -225,7 +225,7 @@ class Trainer:
         def on(count: int) -> Trainer:
             self._backend.load(state)
             trainer = Trainer(
-                self._recipe, self._backend, self._start, self._names(count), replace(self._run, shards=shards)
+                self._recipe, self._backend, self._start, alike(self._devices, count), replace(self._run, shards=shards)
             )
             if len(trainer.devices) != count:
                 raise PlanError(
@@ -256,12 +256,6 @@ class Trainer:
         self.close()
 
     # -- inside
-
-    def _names(self, count: int) -> tuple[str, ...]:
-        """That many devices of this trainer's kind; a GPU may carry several replicas."""
-        if is_cpu(self._devices[0]):
-            return tuple(f"cpu:{index}" for index in range(count))
-        return tuple(self._devices[index % len(self._devices)] for index in range(count))
 
     @property
     def _team(self) -> Team:
@@ -303,7 +297,3 @@ class Trainer:
             Work(pieces, num_examples, parts.num_shards, threads, run.seed, step)
             for pieces in batches.deal(batch, parts, team.replicas())
         ], parts
-
-
-def _inputs(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, tuple) and len(batch) in (2, 3) else batch

@@ -205,3 +205,14 @@ def test_more_devices_than_a_first_batch_has_shards():
         trainer.step(BATCH)
         assert trainer._run.shards == 4
         assert "4 shards of 5 (more than the batch alone would have" in trainer.opening
+
+
+def test_an_evaluation_that_fails_in_everyone_after_a_step_leaves_the_crew_whole():
+    with wrap(2) as trainer:
+        trainer.step(BATCH)
+        crew = trainer._team
+        with pytest.raises(LockstepError, match=r"Labels run from 0 to 2"):
+            trainer.evaluate((BATCH[0], BATCH[1] + 9))
+        assert trainer.evaluate(BATCH)["loss"] > 0
+        trainer.step(BATCH)
+        assert trainer._team is crew

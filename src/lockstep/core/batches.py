@@ -66,6 +66,11 @@ def top(batch: Any) -> Any:
     return batch
 
 
+def inputs(batch: Any) -> Any:
+    """What a model is called with: the batch without targets and weights."""
+    return batch[0] if isinstance(batch, tuple) and len(batch) in (2, 3) else batch
+
+
 def count(batch: Any) -> int:
     """The number of examples in a batch.
 

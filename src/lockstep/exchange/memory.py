@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from lockstep.backends.base import Backend, Node, Work
 from lockstep.core import tree
 from lockstep.core.layout import Layout
-from lockstep.core.metrics import Sums, divisor
+from lockstep.core.metrics import Sums
+from lockstep.exchange import slices
 
 
 class MemoryExchange:
@@ -27,13 +28,8 @@ class MemoryExchange:
 
     def reduce(self, nodes: Mapping[tree.Node, Node], work: Work) -> tuple[Node, Sums]:
         """The root of the tree out of this process's own nodes."""
-        layout = self._backend.layout(work.phase)
         total = self._backend.finish(nodes, work.num_shards)
-        sums = self._backend.sums(total, layout)
-        by = divisor(sums)
-        if by not in (0.0, 1.0):
-            self._backend.divide({dtype: total[dtype][:end] for dtype, end in layout.divided.items()}, by)
-        return total, sums
+        return total, slices.divide(self._backend, self._backend.layout(work.phase), total)
 
     def commit(self) -> None:
         """Nothing to wait for."""

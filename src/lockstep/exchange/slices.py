@@ -68,6 +68,15 @@ def _blocks(layout: Layout, ranges: Mapping[str, tuple[int, int]]) -> Iterator[t
                 yield {dtype: (first, min(first + BLOCK, high))}, divided
 
 
+def divide(backend: Backend, layout: Layout, total: Node) -> Sums:
+    """Divides the gradient of a whole root where the loss asks for it, and gives the sums."""
+    sums = backend.sums(total, layout)
+    by = divisor(sums)
+    if by not in (0.0, 1.0):
+        backend.divide({dtype: total[dtype][:end] for dtype, end in layout.divided.items()}, by)
+    return sums
+
+
 def add_slice(
     backend: Backend,
     held: Mapping[tree.Node, Node],

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from lockstep.backends.base import Backend, Node, Work
 from lockstep.core import plan, tree
 from lockstep.core.layout import Layout
-from lockstep.core.metrics import Sums, divisor
+from lockstep.core.metrics import Sums
 from lockstep.errors import PeerFailed, WorkerError
 from lockstep.exchange import slices
+from lockstep.exchange.memory import MemoryExchange
 
 
 class Wire:
@@ -97,18 +98,15 @@ class DistributedExchange:
         self._backend = backend
         self._wire = wire
         self._plan = parts
+        self._own = MemoryExchange(backend)
         self._layout: Layout | None = None
-        self._slots: list[Node] = []
         self._total: Node = {}
 
     def slots(self, replica: int, count: int, layout: Layout) -> list[Node]:
         """Nodes in this process's own memory."""
         if layout is not self._layout:
-            self._slots, self._layout = [], layout
-            self._total = self._backend.node(layout, None)
-        while len(self._slots) < count:
-            self._slots.append(self._backend.node(layout, None))
-        return self._slots[:count]
+            self._layout, self._total = layout, self._backend.node(layout, None)
+        return self._own.slots(replica, count, layout)
 
     def reduce(self, nodes: Mapping[tree.Node, Node], work: Work) -> tuple[Node, Sums]:
         """The root of the tree, of which this process adds its slice."""
@@ -118,11 +116,7 @@ class DistributedExchange:
         with _answered():
             for dtype in layout.lengths:
                 self._reduce_vector(nodes, held, layout, dtype, work.num_shards)
-        sums = self._backend.sums(self._total, layout)
-        by = divisor(sums)
-        if by not in (0.0, 1.0):
-            self._backend.divide({dtype: self._total[dtype][:end] for dtype, end in layout.divided.items()}, by)
-        return self._total, sums
+        return self._total, slices.divide(self._backend, layout, self._total)
 
     def commit(self) -> None:
         """Everyone has the sums."""
@@ -134,7 +128,8 @@ class DistributedExchange:
 
     def close(self) -> None:
         """Lets go of the nodes."""
-        self._slots, self._total, self._layout = [], {}, None
+        self._own.close()
+        self._total, self._layout = {}, None
 
     def _meet(self, well: bool) -> None:
         failed = [index for index, (fine,) in enumerate(self._wire.gather([well])) if not fine]

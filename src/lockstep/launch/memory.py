@@ -1,9 +1,8 @@
 """Memory: what a step frees is kept for the next.
 
 glibc gives large blocks back to the kernel as soon as they are free, and the next
-step pays for them again, page by page: 1 to 3 ms of a LeNet step of 50 ms and 36 of
-a ResNet-18 step of 930 (2 cores, one thread, batches of 128 and 32). A process that
-trains will want the same memory in a moment.
+step pays for them again in page faults. A process that trains will want the same
+memory in a moment.
 """
 
 import ctypes

@@ -34,6 +34,7 @@ from lockstep.exchange.shared import SharedExchange
 from lockstep.launch.interrupt import deferred
 from lockstep.launch.workers import Workers, require_linux
 from lockstep.world.serve import STEP_MARK, Berth, Command, serve
+from lockstep.world.team import numbered
 
 
 class Crew:
@@ -76,8 +77,7 @@ class Crew:
 
     def replicas(self) -> list[list[int]]:
         """Replicas are numbered through the processes."""
-        numbers = iter(range(len(self.devices)))
-        return [[next(numbers) for _ in group] for group in self._groups]
+        return numbered(self._groups)
 
     def ready(self) -> None:
         """Waits until every worker has its model."""
@@ -162,9 +162,8 @@ class Crew:
 
     def _drain(self) -> None:
         """Reads the answers to a command that this process itself has failed; its own error is the one that counts."""
-        if not self.member.committed:
-            with suppress(Exception):
-                self._answers()
+        with suppress(Exception):
+            self._answers()
 
     def _travelling(self, work: Work) -> Work:
         """The same work with arrays that any process can read."""

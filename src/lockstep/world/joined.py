@@ -19,6 +19,7 @@ from lockstep.errors import ExactError, PeerFailed
 from lockstep.exchange.memory import MemoryExchange
 from lockstep.exchange.torch_distributed import DistributedExchange, Wire
 from lockstep.launch.interrupt import deferred
+from lockstep.world.team import numbered
 
 
 class Joined:
@@ -39,8 +40,7 @@ class Joined:
 
     def replicas(self) -> list[list[int]]:
         """Replicas are numbered through the processes."""
-        numbers = iter(range(len(self.devices)))
-        return [[next(numbers) for _ in group] for group in self._groups]
+        return numbered(self._groups)
 
     def ready(self) -> None:
         """They met when this object was made."""

@@ -1,5 +1,7 @@
 """What a team is."""
 
+from collections.abc import Sequence
+from itertools import count
 from typing import Any, Protocol
 
 from lockstep.backends.base import Work
@@ -36,3 +38,13 @@ class Team(Protocol):
 
     def close(self) -> None:
         """Ends what was started; idempotent."""
+
+
+def numbered(groups: Sequence[Sequence[str]]) -> list[list[int]]:
+    """The replicas of each process, numbered through the processes.
+
+    >>> numbered([["cuda:0", "cuda:1"], ["cuda:2"]])
+    [[0, 1], [2]]
+    """
+    numbers = count()
+    return [[next(numbers) for _ in group] for group in groups]
