@@ -27,7 +27,11 @@ class Wire:
     """The process group: messages between all processes, in the same order in each of them."""
 
     def __init__(self, accelerated: bool) -> None:
-        """Uses the process group that is there."""
+        """Uses the process group that is there, until the end of the script.
+
+        Groups that still run threads while the interpreter ends can abort the process, so all are left before.
+        """
+        atexit.register(_leave)
         self.index = dist.get_rank()
         self.count = dist.get_world_size()
         self.control = dist.new_group(backend="gloo", timeout=timedelta(minutes=30))
@@ -38,7 +42,6 @@ class Wire:
         """Joins the processes that meet at `address`, until the end of the script."""
         kinds = "cpu:gloo,cuda:nccl" if accelerated else "gloo"
         dist.init_process_group(kinds, init_method=f"tcp://{address}", rank=index, world_size=count)
-        atexit.register(_leave)
         return cls(accelerated)
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
