@@ -8,7 +8,10 @@ resembles, so that ordinary `except ValueError` code keeps working.
     ├── BatchError (ValueError)           data or a batch in no usable form
     ├── ModelError (ValueError)           a model, loss or metric that cannot be trained as it is
     ├── OptimizerError (ValueError)       an optimizer that does not fit, or cannot be run in parallel
-    ├── StateError (ValueError)           a saved state that does not fit this model
+    ├── StateError (ValueError)           a saved state that does not fit this model or this run
+    ├── CheckpointError (ValueError)      a checkpoint that is damaged, not whole, or none at all
+    ├── SaveError (OSError)               a checkpoint that could not be written
+    ├── ExampleError (RuntimeError)       the script's own code failed on an example
     ├── ExactError (RuntimeError)         something that cannot keep the promise of equal bits
     │   └── DivergedError                 bits that should be equal are not
     ├── NonFiniteError (ArithmeticError)  a loss that is not a finite number
@@ -18,7 +21,7 @@ resembles, so that ordinary `except ValueError` code keeps working.
     ├── PlatformError (OSError)           something this operating system does not have
     ├── DatasetError (OSError)            a data set that cannot be had
     ├── MissingExtra (ImportError)        an optional package that is not installed
-    ├── CallbackError (TypeError)         a callback that is none
+    ├── CallbackError (TypeError)         a callback that is none, or that got what it cannot use
     └── PeerFailed (RuntimeError)         another process could not finish a step; its own error is the one raised
 """
 
@@ -44,7 +47,19 @@ class OptimizerError(LockstepError, ValueError):
 
 
 class StateError(LockstepError, ValueError):
-    """A saved state that does not fit this model."""
+    """A saved state that does not fit this model or this run."""
+
+
+class CheckpointError(LockstepError, ValueError):
+    """A checkpoint that is damaged, not whole, or none at all."""
+
+
+class SaveError(LockstepError, OSError):
+    """A checkpoint that could not be written. Training goes on from where it was, older checkpoints are whole."""
+
+
+class ExampleError(LockstepError, RuntimeError):
+    """The script's own code failed on an example; the message names its index."""
 
 
 class ExactError(LockstepError, RuntimeError):
@@ -96,7 +111,7 @@ class MissingExtra(LockstepError, ImportError):
 
 
 class CallbackError(LockstepError, TypeError):
-    """A callback that is none."""
+    """A callback that is none, or that got what it cannot use."""
 
 
 class PeerFailed(LockstepError, RuntimeError):

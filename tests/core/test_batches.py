@@ -1,5 +1,6 @@
 """Whatever the nest, cut and joined it is itself again."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -161,3 +162,59 @@ BATCH = (np.arange(6.0).reshape(3, 2), ["a", "b", "c"], 0.5)
 def test_fingerprints_tell_batches_apart(other):
     assert batches.fingerprint(BATCH) == batches.fingerprint((BATCH[0].copy(), list("abc"), 0.5))
     assert batches.fingerprint(other) != batches.fingerprint(BATCH)
+
+
+# -- rows: a batch by reference
+
+
+class Told:
+    def __init__(self, fingerprint):
+        self.fingerprint = fingerprint
+
+
+ROWS = batches.Rows(Told(1), epoch=2, batch=3, num_examples=10)
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_rows_are_cut_like_any_batch(num_examples, num_shards):
+    rows = batches.Rows(None, 0, 0, num_examples)
+    assert batches.count(rows) == num_examples
+    arrays = batches.cut(np.arange(num_examples), num_shards)
+    pieces = batches.cut(rows, num_shards)
+    assert [None if piece is None else piece.bounds for piece in pieces] == [
+        None if array is None else (array[0], array[-1] + 1) for array in arrays
+    ]
+
+
+def test_rows_are_dealt_like_any_batch():
+    (first, second) = batches.deal(ROWS, Plan.even(4, 2), [[0], [1]])
+    assert {shard: piece.bounds for shard, piece in (first[0] | second[1]).items()} == {
+        0: (0, 3),
+        1: (3, 6),
+        2: (6, 8),
+        3: (8, 10),
+    }
+
+
+def test_rows_in_words():
+    assert batches.describe(batches.cut(ROWS, 4)[1]) == "rows 3 to 5 of 10 in batch 3 of epoch 2"
+
+
+def test_rows_of_inputs_alone():
+    assert batches.inputs(ROWS).only_inputs
+    assert batches.top(ROWS) is ROWS
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(ROWS, epoch=1),
+        replace(ROWS, batch=4),
+        replace(ROWS, num_examples=9),
+        replace(ROWS, num_shards=2),
+        replace(ROWS, pipeline=Told(2)),
+    ],
+)
+def test_fingerprints_tell_rows_apart(other):
+    assert batches.fingerprint((ROWS, 1)) == batches.fingerprint((replace(ROWS, pipeline=Told(1)), 1))
+    assert batches.fingerprint((other, 1)) != batches.fingerprint((ROWS, 1))

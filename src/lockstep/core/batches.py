@@ -3,10 +3,13 @@
 A batch is a nest of tuples and dicts. Its arrays are cut on axis 0, its lists as
 lists; scalars and strings go to every shard. The cut is a rule of the number of
 examples and of shards alone.
+
+A batch may also be `Rows`: not the examples, but which ones they are.
 """
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,35 @@ OBJECTIVE_EXAMPLE = """
         return my_loss(model(batch["x"]), batch["y"])
 
     trainer = lockstep.wrap(model, optimizer, loss)"""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch of a pipeline, or a shard of it, by reference: it is read where it is computed.
+
+    >>> [len(piece) for piece in cut(Rows(None, epoch=0, batch=3, num_examples=5), 2)]
+    [3, 2]
+    """
+
+    pipeline: Any  # on the way to a worker, the number by which the worker knows it
+    epoch: int
+    batch: int
+    num_examples: int  # of the whole batch
+    shard: int = 0
+    num_shards: int = 1
+    only_inputs: bool = False
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Where this shard starts and stops in its batch: an entry of `plan.bounds`, without the others."""
+        size, extra = divmod(self.num_examples, self.num_shards)
+        start = self.shard * size + min(self.shard, extra)
+        return start, start + size + (self.shard < extra)
+
+    def __len__(self) -> int:
+        """The number of examples of this shard."""
+        start, stop = self.bounds
+        return stop - start
 
 
 def is_array(value: Any) -> bool:
@@ -68,6 +100,8 @@ def top(batch: Any) -> Any:
 
 def inputs(batch: Any) -> Any:
     """What a model is called with: the batch without targets and weights."""
+    if isinstance(batch, Rows):
+        return replace(batch, only_inputs=True)
     return batch[0] if isinstance(batch, tuple) and len(batch) in (2, 3) else batch
 
 
@@ -77,6 +111,8 @@ def count(batch: Any) -> int:
     >>> count((np.zeros((5, 2)), {"a": ["u", "v", "w", "x", "y"]}, 0.5))
     5
     """
+    if isinstance(batch, Rows):
+        return len(batch)
     lengths = [len(value) for value in leaves(batch) if is_array(value) or isinstance(value, list)]
     if not lengths:
         raise BatchError(
@@ -100,6 +136,9 @@ def cut(batch: Any, num_shards: int) -> list[Any]:
     [array([0, 1, 2]), array([3, 4])]
     """
     places = bounds(count(batch), num_shards)
+    if isinstance(batch, Rows):
+        pieces = [replace(batch, shard=shard, num_shards=num_shards) for shard in range(num_shards)]
+        return [piece if len(piece) else None for piece in pieces]
     return [None if start == stop else select(batch, slice(start, stop)) for start, stop in places]
 
 
@@ -108,7 +147,8 @@ def select(batch: Any, where: Any) -> Any:
 
     def leaf(value: Any) -> Any:
         if is_array(value):
-            return value[where]
+            # Torch warns of indices that it could not write to.
+            return value[where if isinstance(value, np.ndarray) or isinstance(where, slice) else where.copy()]
         if isinstance(value, list):
             return value[where] if isinstance(where, slice) else [value[index] for index in where]
         return value
@@ -149,10 +189,16 @@ def check_rows(outputs: Any, num_examples: int) -> None:
 
 
 def fingerprint(batch: Any) -> int:
-    """A number that tells one batch from another: its forms, and every byte of its arrays."""
+    """A number that tells one batch from another: its forms, and every byte of its arrays.
+
+    Of `Rows` it is which rows they are, and what tells their pipeline from another.
+    """
     number = 0
     for value in leaves(batch):
         number = zlib.crc32(describe(value).encode(), number)
+        if isinstance(value, Rows):
+            number = zlib.crc32(repr((value.pipeline.fingerprint, value.num_shards)).encode(), number)
+            continue
         plain = isinstance(value, np.ndarray) and value.dtype != object
         number = zlib.crc32(np.ascontiguousarray(value).data if plain else repr(value).encode(), number)
     return number
@@ -164,6 +210,9 @@ def describe(batch: Any) -> str:
     >>> describe((np.zeros((4, 2)), [1, 2], "text"))
     '(ndarray(4, 2), list of 2, str)'
     """
+    if isinstance(batch, Rows):
+        start, stop = batch.bounds
+        return f"rows {start} to {stop - 1} of {batch.num_examples} in batch {batch.batch} of epoch {batch.epoch}"
     if isinstance(batch, Mapping):
         return "{" + ", ".join(f"{key!r}: {describe(value)}" for key, value in batch.items()) + "}"
     if isinstance(batch, tuple):

@@ -1,10 +1,12 @@
 """Digests: sha256 of the state's bytes. Equal digests, equal bits."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from lockstep.errors import DivergedError
 
 
 def of_arrays(state: Mapping[str, Any]) -> dict[str, str]:
@@ -12,7 +14,7 @@ def of_arrays(state: Mapping[str, Any]) -> dict[str, str]:
     result = {}
     for name, (data, dtype) in state.items():
         digest = hashlib.sha256(f"{dtype}{data.shape}".encode())
-        digest.update(np.ascontiguousarray(data).tobytes())
+        digest.update(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
         result[name] = digest.hexdigest()
     return result
 
@@ -25,3 +27,16 @@ def of_state(digests: Mapping[str, str], step: int) -> str:
     """
     text = "\n".join([f"step {step}", *(f"{name} {digests[name]}" for name in sorted(digests))])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def agreed(everyone: Mapping[int, dict[str, str]], devices: Sequence[str], step: int) -> dict[str, str]:
+    """The digests that every replica has; raises where one differs."""
+    first = everyone[0]
+    for replica, digests in everyone.items():
+        for name in sorted(first.keys() | digests.keys()):
+            if digests.get(name) != first.get(name):
+                raise DivergedError(
+                    f"Every replica holds the same bits. {name!r} on {devices[replica]} differs from "
+                    f"{devices[0]} after step {step}. Report this, with the model."
+                )
+    return first

@@ -7,9 +7,6 @@ any step, on any number of devices, draws what it would have drawn.
 
 import hashlib
 
-import numpy as np
-from numpy.typing import NDArray
-
 
 def derive(purpose: str, *numbers: int) -> int:
     """A seed of 63 bits for `purpose` at the place that `numbers` name.
@@ -24,9 +21,3 @@ def derive(purpose: str, *numbers: int) -> int:
 def shard(seed: int, step: int, index: int) -> int:
     """The seed with which shard `index` of step `step` is computed."""
     return derive("shard", seed, step, index)
-
-
-def order(seed: int, epoch: int, num_examples: int) -> NDArray[np.int64]:
-    """The order in which epoch `epoch` visits the examples."""
-    generator = np.random.Generator(np.random.PCG64(derive("order", seed, epoch)))
-    return generator.permutation(num_examples)

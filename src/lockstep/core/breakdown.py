@@ -1,0 +1,99 @@
+"""The breakdown: where the time of the steps went, replica by replica, and what limits the run.
+
+A process takes down four times a step; that is all it costs. On an accelerator
+they are the host's times: what it waited for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+PARTS = ("input", "compute", "exchange", "update")
+_NOTABLE = 0.1  # a share of the step worth a sentence
+
+
+class Laps:
+    """Seconds by part, taken down one after the other.
+
+    >>> clock = iter([0.0, 0.5, 3.0])
+    >>> laps = Laps(lambda: next(clock))
+    >>> laps.start()
+    >>> laps.lap("input")
+    >>> laps.lap("compute")
+    >>> laps.take()
+    {'input': 0.5, 'compute': 2.5, 'exchange': 0.0, 'update': 0.0}
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._last = 0.0
+
+    def start(self) -> None:
+        """The next lap begins now."""
+        self._last = self._clock()
+
+    def lap(self, part: str) -> None:
+        """The time since the last call went to `part`."""
+        now = self._clock()
+        self._seconds[part] += now - self._last
+        self._last = now
+
+    def take(self) -> dict[str, float]:
+        """The seconds so far; counting starts again."""
+        taken, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
+        return taken
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The time of all steps of a `fit`.
+
+    >>> parts = [{"input": 6.2, "compute": 3.0, "exchange": 0.2, "update": 0.2}]
+    >>> breakdown = Breakdown(("cpu:0",), parts, seconds=10.0, num_steps=100, num_examples=25_600)
+    >>> breakdown.samples_per_second
+    2560.0
+    >>> breakdown.sentence()
+    '62 % of the step waits for input: add .prefetch(2), or workers=2 where examples are made by Python code'
+    """
+
+    devices: Sequence[str]
+    parts: Sequence[Mapping[str, float]]  # of each replica
+    seconds: float
+    num_steps: int
+    num_examples: int
+
+    @property
+    def samples_per_second(self) -> float:
+        """Examples a second, over all devices."""
+        return self.num_examples / self.seconds if self.seconds else 0.0
+
+    def share(self, replica: int, part: str) -> float:
+        """The part's share of the time; `rest` is what no part accounts for: callbacks and bookkeeping."""
+        if not self.seconds:
+            return 0.0
+        own = self.parts[replica]
+        seconds = max(0.0, self.seconds - sum(own.values())) if part == "rest" else own[part]
+        return seconds / self.seconds
+
+    def sentence(self) -> str:
+        """What limits the run, and what to do about it."""
+        replicas = range(len(self.parts))
+        exchange = [self.share(replica, "exchange") for replica in replicas]
+        slowest = min(replicas, key=lambda replica: exchange[replica])
+        waiting = max(exchange) - exchange[slowest]
+        limits = {
+            max(self.share(replica, "input") for replica in replicas): (
+                "waits for input: add .prefetch(2), or workers=2 where examples are made by Python code"
+            ),
+            waiting: f"is spent waiting for {self.devices[slowest]}, the slowest: look what else runs there",
+            min(exchange): "brings the gradients together: a larger batch, or fewer devices, would spend less on it",
+            max(self.share(replica, "update") for replica in replicas): (
+                "is the optimizer's: a larger batch takes fewer steps"
+            ),
+            self.share(0, "rest"): "is neither input nor training: look at the callbacks",
+        }
+        share = max(limits)
+        if share >= _NOTABLE:
+            return f"{share:.0%}".replace("%", " %") + f" of the step {limits[share]}"
+        computing = f"{self.share(slowest, 'compute'):.0%}".replace("%", " %")
+        return f"{computing} of the step computes: the devices are busy, and more of them would help"

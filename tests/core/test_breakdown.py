@@ -1,0 +1,33 @@
+"""Where the time of a step went, and the one sentence about it."""
+
+import pytest
+
+from lockstep.core.breakdown import Breakdown, Laps
+
+
+def broken_down(*replicas):
+    parts = [dict(zip(("input", "compute", "exchange", "update"), each, strict=True)) for each in replicas]
+    return Breakdown([f"cpu:{index}" for index in range(len(parts))], parts, 100.0, 10, 2560)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "sentence"),
+    [
+        ([(62, 30, 4, 4)], "62 % of the step waits for input: add .prefetch(2), or workers=2"),
+        ([(1, 90, 4, 4)], "90 % of the step computes: the devices are busy"),
+        ([(1, 60, 34, 4), (1, 90, 4, 4)], "30 % of the step is spent waiting for cpu:1, the slowest"),
+        ([(1, 60, 34, 4), (1, 60, 34, 4)], "34 % of the step brings the gradients together"),
+        ([(1, 60, 4, 34)], "34 % of the step is the optimizer's"),
+        ([(1, 40, 4, 4)], "51 % of the step is neither input nor training: look at the callbacks"),
+        ([(1, 90, 4, 4), (62, 30, 4, 4)], "62 % of the step waits for input"),  # of the replica that waits most
+    ],
+)
+def test_the_sentence_names_the_largest_limit(replicas, sentence):
+    assert broken_down(*replicas).sentence().startswith(sentence)
+
+
+def test_nothing_trained_is_nothing_shared():
+    nothing = Breakdown(["cpu:0"], [Laps(lambda: 0.0).take()], 0.0, 0, 0)
+    assert nothing.samples_per_second == 0.0
+    assert nothing.share(0, "rest") == 0.0
+    assert nothing.sentence().startswith("0 % of the step computes")

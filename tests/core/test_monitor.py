@@ -1,0 +1,115 @@
+"""Which of two values is better, by name, by mode, and with NaN among them."""
+
+import math
+
+import pytest
+
+from lockstep.core.monitor import Monitor
+from lockstep.errors import ModelError
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("loss", "min"),
+        ("val_loss", "min"),
+        ("mse", "min"),
+        ("val_mae", "min"),
+        ("perplexity", "min"),
+        ("val_cross_entropy", "min"),
+        ("mean_absolute_error", "min"),
+        ("MeanSquaredError", "min"),
+        ("word_error_rate", "min"),
+        ("top1_error", "min"),  # the last word counts most
+        ("val_dice_loss", "min"),
+        ("acc", "max"),
+        ("val_accuracy", "max"),
+        ("sparse_top5_accuracy", "max"),
+        ("top5", "max"),
+        ("AUC", "max"),
+        ("val_f1", "max"),
+        ("f1_score", "max"),
+        ("precision_at_10", "max"),
+        ("BinaryIoU", "max"),
+        ("r2", "max"),
+    ],
+)
+def test_the_name_tells(name, mode):
+    assert Monitor(name).mode == mode
+
+
+@pytest.mark.parametrize("name", ["speed", "learning_rate", "hits", "", "glossy", "error_top1", "entropy", "accurate"])
+def test_a_name_that_does_not_tell_asks_for_the_mode(name):
+    with pytest.raises(ModelError) as caught:
+        Monitor(name)
+    assert str(caught.value) == (
+        f"A monitor knows whether less or more is better. The name {name!r} does not tell. "
+        "Use mode='min' or mode='max'."
+    )
+    assert Monitor(name, mode="min").better(1.0, than=2.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "min_delta", "value", "than", "better"),
+    [
+        ("min", 0, 0.4, 0.5, True),
+        ("min", 0, 0.5, 0.5, False),
+        ("min", 0, 0.6, 0.5, False),
+        ("max", 0, 0.6, 0.5, True),
+        ("max", 0, 0.5, 0.5, False),
+        ("max", 0, 0.4, 0.5, False),
+        ("min", 0.25, 0.25, 0.5, False),  # exactly min_delta is not enough
+        ("min", 0.25, 0.2, 0.5, True),
+        ("max", 0.25, 0.75, 0.5, False),
+        ("max", 0.25, 0.8, 0.5, True),
+        ("min", 0, 5.0, None, True),
+        ("max", 0.5, -5.0, None, True),
+        ("min", 0, NAN, None, False),
+        ("min", 0, NAN, 0.5, False),
+        ("max", 0, NAN, NAN, False),
+        ("max", 0, 0.5, NAN, True),
+        ("min", 0, INF, None, False),  # as bad as it gets is no improvement on nothing
+        ("max", 0, INF, 0.5, True),
+        ("max", 0, -INF, None, False),
+    ],
+)
+def test_better(mode, min_delta, value, than, better):
+    assert Monitor("speed", mode, min_delta).better(value, than) == better
+
+
+def test_value_is_a_plain_float():
+    assert Monitor("val_loss").value({"loss": 1, "val_loss": 2}) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Monitor("loss", "less"),
+            "A monitor's mode is 'auto', 'min' or 'max'. Got 'less'. Use one of these.",
+        ),
+        (
+            lambda: Monitor("loss", min_delta=-1),
+            "min_delta is the least improvement that counts, 0 or more. Got -1. Use min_delta=0.",
+        ),
+        (
+            lambda: Monitor("loss", min_delta=NAN),
+            "min_delta is the least improvement that counts, 0 or more. Got nan. Use min_delta=0.",
+        ),
+        (
+            lambda: Monitor("val_loss").value({"loss": 1.0, "accuracy": 0.5}),
+            "A monitored metric is measured every epoch. Got 'val_loss'; there is 'loss', 'accuracy'. "
+            "Give fit validation_data=.",
+        ),
+        (
+            lambda: Monitor("accuracy").value({"loss": 1.0}),
+            "A monitored metric is measured every epoch. Got 'accuracy'; there is 'loss'. Use one of these.",
+        ),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ModelError) as caught:
+        make()
+    assert str(caught.value) == message
