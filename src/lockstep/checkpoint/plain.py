@@ -1,0 +1,194 @@
+"""Plain values: what a checkpoint can hold beside the state's arrays, as strict JSON.
+
+JSON has no tuples, bytes, NaN, large integers or keys that are not strings. Each of
+these becomes an object with a single key that begins with `$`: `{"$tuple": [1, 2]}`.
+Arrays go aside, by name. What comes back is equal in value and in type, to the bit.
+Anything else is refused when it is saved, not when it is missed.
+"""
+
+import base64
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lockstep.backends.base import Array, State
+from lockstep.checkpoint.tensors import KINDS, Form
+from lockstep.errors import StateError
+
+MAX_DEPTH = 64
+PREFIX = "facts."  # of the names of arrays inside plain values
+# The scalar types of numpy that come back as themselves; `longlong` is none of them.
+_SCALARS = {np.dtype(kind.numpy).type: kind.numpy for kind in KINDS}
+
+
+def encode(nest: Any) -> tuple[Any, State]:
+    """JSON for a nest of plain values, and the arrays it speaks of.
+
+    >>> encode({"seen": (1, 2), "loss": float("nan"), "lr": 0.1})
+    ({'seen': {'$tuple': [1, 2]}, 'loss': {'$float': 'nan'}, 'lr': 0.1}, {})
+    >>> encode({"callbacks": [{"model": object()}]})
+    Traceback (most recent call last):
+    lockstep.errors.StateError: A checkpoint holds numbers, strings, bytes, lists, tuples, dicts and arrays. Got an \
+object at callbacks[0]['model']. Give its numbers instead.
+    """
+    arrays: State = {}
+    return _encode(nest, "", arrays, 0), arrays
+
+
+def _encode(value: Any, at: str, arrays: State, depth: int) -> Any:
+    kind = type(value)
+    if depth > MAX_DEPTH:
+        raise StateError(
+            f"Plain values are nested at most {MAX_DEPTH} deep. Got more at {at[:100]}…. "
+            "Make it flatter, or give no value that holds itself."
+        )
+    if kind is int:
+        return value if -(2**63) <= value < 2**63 else {"$int": hex(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": _float_text(value)}
+    if kind is str:
+        return value if writable(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
+    if value is None or kind is bool:
+        return value
+    if kind is bytes:
+        return {"$bytes": base64.b64encode(value).decode()}
+    if kind is np.ndarray:
+        return {"$numpy": _aside(Array(value, value.dtype.name), at, arrays)}
+    if kind is Array:
+        return {"$array": _aside(value, at, arrays)}
+    if kind in _SCALARS:
+        return {"$scalar": [value.dtype.name, value.astype(_SCALARS[kind]).tobytes().hex()]}
+    if kind is list:
+        return [_encode(item, f"{at}[{index}]", arrays, depth + 1) for index, item in enumerate(value)]
+    if kind is tuple:
+        return {"$tuple": [_encode(item, f"{at}[{index}]", arrays, depth + 1) for index, item in enumerate(value)]}
+    if kind is dict:
+        return _encode_dict(value, at, arrays, depth + 1)
+    article = "an" if kind.__name__[0] in "aeiouAEIOU" else "a"
+    raise StateError(
+        "A checkpoint holds numbers, strings, bytes, lists, tuples, dicts and arrays. "
+        f"Got {article} {kind.__name__} at {at or 'the top'}. Give its numbers instead."
+    )
+
+
+def _encode_dict(value: dict[Any, Any], at: str, arrays: State, depth: int) -> Any:
+    places = [f"{at}[{key!r:.100}]" if at else str(key) for key in value]
+    items = [_encode(item, place, arrays, depth) for place, item in zip(places, value.values(), strict=True)]
+    if all(type(key) is str and not key.startswith("$") and writable(key) for key in value):
+        return dict(zip(value, items, strict=True))
+    keys = [_encode(key, f"the key {place}", arrays, depth) for place, key in zip(places, value, strict=True)]
+    return {"$dict": [[key, item] for key, item in zip(keys, items, strict=True)]}
+
+
+def _aside(array: Array, at: str, arrays: State) -> str:
+    if type(array.data) is not np.ndarray:
+        raise StateError(
+            f"An Array's data is a numpy array. Got a {type(array.data).__name__} at {at}. Use np.asarray."
+        )
+    Form.of(array, at)
+    name = f"{PREFIX}{len(arrays)}"
+    arrays[name] = array
+    return name
+
+
+def decode(value: Any, arrays: State) -> Any:
+    """The nest out of its JSON and arrays; `ValueError` where no nest gave these.
+
+    >>> decode({"seen": {"$tuple": [1, 2]}, "big": {"$int": "0x10000000000000000"}}, {})
+    {'seen': (1, 2), 'big': 18446744073709551616}
+    """
+    left = dict(arrays)
+    result = _decode(value, left, 0)
+    if left:
+        raise ValueError(f"nothing speaks of the array {min(left)!r:.100}")
+    return result
+
+
+def _decode(value: Any, arrays: State, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise ValueError("plain values are nested too deep")
+    if isinstance(value, list):
+        return [_decode(item, arrays, depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if not any(key.startswith("$") for key in value):
+        return {key: _decode(item, arrays, depth + 1) for key, item in value.items()}
+    (tag, inner), *more = value.items()
+    if more:
+        raise ValueError(f"{tag!r:.50} stands beside other keys")
+    if tag in _TEXTS:
+        return _TEXTS[tag](_typed(inner, str))
+    if tag in ("$numpy", "$array"):
+        array = arrays.pop(_typed(inner, str), None)
+        if array is None or (tag == "$numpy" and array.dtype != array.data.dtype.name):
+            raise ValueError(f"{tag} names no array of its own: {inner!r:.100}")
+        return array.data if tag == "$numpy" else array
+    if tag == "$tuple":
+        return tuple(_decode(item, arrays, depth + 1) for item in _typed(inner, list))
+    if tag == "$scalar":
+        return _scalar(*_pair(inner))
+    if tag == "$dict":
+        pairs = [_pair(pair) for pair in _typed(inner, list)]
+        return _dict([(_decode(key, arrays, depth + 1), _decode(item, arrays, depth + 1)) for key, item in pairs])
+    raise ValueError(f"no plain value is a {tag!r:.50}")
+
+
+def _dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    try:
+        result = dict(pairs)
+    except TypeError as error:  # a list as a key
+        raise ValueError(f"a key of '$dict' is none: {error}") from error
+    if len(result) != len(pairs):
+        raise ValueError("a key of '$dict' comes twice")
+    return result
+
+
+def _scalar(name: Any, digits: Any) -> Any:
+    held = next((kind for kind in KINDS if kind.dtype == name == np.dtype(kind.numpy).name), None)
+    data = bytes.fromhex(_typed(digits, str))
+    if held is None or len(data) != held.itemsize:
+        raise ValueError(f"no scalar is a {name!r:.50} of {len(data)} bytes")
+    return np.frombuffer(data, held.numpy)[0]
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"a {kind.__name__} is expected, not {value!r:.50}")
+    return value
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError(f"a pair is expected, not {value!r:.50}")
+    return value[0], value[1]
+
+
+def writable(text: str) -> bool:
+    """Whether UTF-8 has it; two lone surrogates side by side would come back as one character."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _float_text(value: float) -> str:
+    """The name of an infinity or of the usual NaN; the bits of any other NaN."""
+    bits = struct.pack(">d", value)
+    return repr(value) if struct.pack(">d", float(repr(value))) == bits else f"0x{bits.hex()}"
+
+
+def _float(text: str) -> float:
+    if not text.startswith("0x"):
+        return float(text)
+    bits = bytes.fromhex(text[2:])
+    if len(bits) != 8:
+        raise ValueError(f"no float is {text!r:.50}")
+    return float(struct.unpack(">d", bits)[0])
+
+
+_TEXTS: dict[str, Callable[[str], Any]] = {
+    "$int": lambda text: int(text, 16),
+    "$float": _float,
+    "$str": lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
+    "$bytes": lambda text: base64.b64decode(text, validate=True),
+}

@@ -1,0 +1,280 @@
+"""Whatever is done to a checkpoint's files, it is found out, and by a `CheckpointError` that names the file."""
+
+import copy
+import hashlib
+import json
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from checkpoint.samples import content, equal, forge, snapshot
+from lockstep.backends.base import Array
+from lockstep.checkpoint import Snapshot, manifest, read, write
+from lockstep.checkpoint.format import facts_of
+from lockstep.errors import CheckpointError, StateError
+
+NAMES = ["manifest.json", "model.safetensors", "optimizer.safetensors"]
+TINY = Snapshot(
+    {"model.w": Array(np.array([1.5, -0.0], "float32"), "float32"), "optimizer.n": Array(np.asarray(3), "python")},
+    {"step": 3},
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "mine", TINY)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_bit_counts(folder, name):
+    whole = (folder / name).read_bytes()
+    with open(folder / name, "r+b", buffering=0) as file:
+        for place, byte in enumerate(whole):
+            for bit in range(8):
+                file.seek(place)
+                file.write(bytes([byte ^ 1 << bit]))
+                with pytest.raises(CheckpointError, match=rf"In {folder}, {name} is not: "):
+                    read(folder)
+            file.seek(place)
+            file.write(bytes([byte]))
+    assert equal(read(folder), TINY)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_length_but_the_right_one(folder, name):
+    whole = (folder / name).read_bytes()
+    for length in range(len(whole)):
+        (folder / name).write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match=rf"{name} is not: "):
+            read(folder)
+    for more in (b" ", b"\n", b"\0", whole):
+        (folder / name).write_bytes(whole + more)
+        with pytest.raises(CheckpointError, match=rf"{name} is not: "):
+            read(folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["missing", "a folder", "a link", "a pipe", "from another checkpoint"])
+def test_a_file_that_is_none(folder, name, what, tmp_path):
+    path = folder / name
+    os.rename(path, tmp_path / "aside")
+    if what == "a folder":
+        path.mkdir()
+    elif what == "a link":
+        path.symlink_to(tmp_path / "aside")  # the very bytes, but outside
+    elif what == "a pipe":
+        os.mkfifo(path)
+    elif what == "from another checkpoint":
+        state = {name: Array(array.data + 1, array.dtype) for name, array in TINY.state.items()}
+        path.write_bytes((write(tmp_path / "other", Snapshot(state, TINY.facts)) / name).read_bytes())
+    with pytest.raises(CheckpointError, match=r" is not: "):
+        read(folder)
+
+
+@pytest.mark.parametrize("path", ["nothing", "", "mine/manifest.json", "a\0b", "x" * 5000])
+def test_no_folder(folder, path, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(CheckpointError):
+        read(path)
+
+
+def test_two_heads_that_are_exchanged(folder):
+    """Every file is whole, each in the other's place."""
+    model, optimizer = (folder / name for name in NAMES[1:])
+    model.rename(folder / "aside")
+    optimizer.rename(model)
+    (folder / "aside").rename(optimizer)
+    with pytest.raises(CheckpointError, match=r"model.safetensors is not: it has 80 bytes, and the manifest says 72"):
+        read(folder)
+
+
+def edit(folder, change):
+    """Changes the manifest's content and gives it a right checksum."""
+    found = content(folder)
+    change(found)
+    forge(folder, json.dumps(found, indent=2))
+
+
+HUGE = 2**62
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found.pop("files"),
+        lambda found: found.pop("tensors"),
+        lambda found: found.update(tensors=[]),
+        lambda found: found["files"].update({"../../etc/passwd": found["files"]["model.safetensors"]}),
+        lambda found: found["files"].pop("model.safetensors"),
+        lambda found: found["files"]["model.safetensors"].update(bytes="64"),
+        lambda found: found["files"]["model.safetensors"].update(bytes=HUGE),
+        lambda found: found["files"]["model.safetensors"].update(sha256=None),
+        lambda found: found["files"]["model.safetensors"].update(path="/etc/passwd"),
+        lambda found: found["tensors"].update({"model.../../x": found["tensors"]["model.w"]}),
+        lambda found: found["tensors"].update({"model.\ud800": found["tensors"]["model.w"]}),
+        lambda found: found["tensors"].update({"facts.0": found["tensors"]["model.w"]}),
+        lambda found: found["tensors"].update({"model.w": 1}),
+        lambda found: found["tensors"]["model.w"].pop("shape"),
+        lambda found: found["tensors"]["model.w"].update(more=1),
+        lambda found: found["tensors"]["model.w"].update(dtype="object"),
+        lambda found: found["tensors"]["model.w"].update(dtype=["float32"]),
+        lambda found: found["tensors"]["model.w"].update(dtype="int32"),
+        lambda found: found["tensors"]["model.w"].update(stored="F64"),
+        lambda found: found["tensors"]["model.w"].update(stored=[]),
+        lambda found: found["tensors"]["model.w"].update(stored=None),
+        lambda found: found["tensors"]["model.w"].update(sha256=0),
+        lambda found: found["tensors"]["model.w"].update(shape=[HUGE, HUGE]),
+        lambda found: found["tensors"]["model.w"].update(shape=[-2]),
+        lambda found: found["tensors"]["model.w"].update(shape=[2.0]),
+        lambda found: found["tensors"]["model.w"].update(shape=[True, 2]),
+        lambda found: found["tensors"]["model.w"].update(shape=[1] * 99 + [2]),
+        lambda found: found["tensors"]["model.w"].update(shape=[2, 1]),
+        lambda found: found["tensors"]["optimizer.n"].update(shape=[1]),
+        lambda found: found.update(step={"$int": "9" * 10, "x": 1}),
+        lambda found: found.update(step={"$numpy": "model.w"}),
+        lambda found: found.update(step={"$bytes": "!"}),
+        lambda found: (found.pop("step"), found.update({"$int": "0x1"})),  # facts that are a number
+    ],
+)
+def test_a_manifest_edited_with_care(folder, change):
+    edit(folder, change)
+    with pytest.raises(CheckpointError, match=r" is not: "):
+        read(folder)
+
+
+def reheaded(folder, old, new):
+    """Changes the head of the model's file, as a forger would: everything else says so too."""
+    path = folder / "model.safetensors"
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    head, data = path.read_bytes()[8 : 8 + length], path.read_bytes()[8 + length :]
+    assert old in head
+    head = head.replace(old, new).rstrip()
+    head += b" " * (-len(head) % 8)
+    path.write_bytes(len(head).to_bytes(8, "little") + head + data)
+    record = {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    edit(folder, lambda found: found["files"].update({"model.safetensors": record}))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b'"w"', b'"v"'), (b"F32", b"I32"), (b"[2]", b"[1]"), (b"[0,8]", b"[8,0]"), (b"}}", b"} }")]
+)
+def test_a_head_that_was_forged(folder, old, new):
+    reheaded(folder, old, new)
+    with pytest.raises(CheckpointError, match=r"model.safetensors is not: "):
+        read(folder)
+
+
+def test_a_head_that_claims_more_than_there_is(folder):
+    """No memory is taken for what a file only says it holds."""
+    reheaded(folder, b'"shape":[2],"data_offsets":[0,8]', f'"shape":[{2**36}],"data_offsets":[0,{2**38}]'.encode())
+    edit(folder, lambda found: found["tensors"]["model.w"].update(shape=[2**36]))
+    with pytest.raises(
+        CheckpointError, match=rf"and the manifest says \d+ by its record and {2**38 + 88} by its arrays"
+    ):
+        read(folder)
+
+
+def test_arrays_of_nothing_and_impossible_shape(tmp_path):
+    """No byte in the file, and numpy still cannot make it."""
+    folder = write(tmp_path / "mine", Snapshot({"model.w": Array(np.empty((0, 2, 2)), "float64")}))
+    reheaded(folder, b"[0,2,2]", f"[0,{HUGE},{HUGE}]".encode())
+    edit(folder, lambda found: found["tensors"]["model.w"].update(shape=[0, HUGE, HUGE]))
+    with pytest.raises(CheckpointError, match=r"model.safetensors is not: array 'w' cannot be made"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"step": 3', '"step": NaN', "not JSON"),
+        ('"step": 3', '"step": 1e999', "too large"),
+        ('"step": 3', f'"step": {"9" * 5000}', "digits"),
+        ('"step": 3', f'"step": {"[" * 100_000}', "deep"),
+        ('"step": 3', f'"step": {"[" * 500}{"]" * 500}', "deep"),
+        ('"step": 3', '"step": 3, "step": 4', "comes twice"),
+        ('"step": 3', "\"step\": '3'", "Expecting"),
+        ('"step": 3', '"step": "\ud800"', "utf-8"),
+        ('"format": 1', '"format": 0', "no format 0"),
+        ('"format": 1', '"format": 01', "delimiter"),
+        ('"format": 1', '"format": -1', "begin"),
+        ('"format": 1', '"format": 9999999999', "begin"),
+        ("{\n", "[\n", "begin"),
+        ("{\n", "\ufeff{\n", "begin"),
+    ],
+)
+def test_a_manifest_that_is_not_json(folder, old, new, reason):
+    text = (folder / "manifest.json").read_text()
+    assert old in text
+    forge(folder, text.replace(old, new, 1))
+    with pytest.raises(CheckpointError, match=rf"manifest.json is not: .*{reason}"):
+        read(folder)
+    with pytest.raises(CheckpointError, match=reason):
+        facts_of(folder, "step")
+
+
+def test_a_manifest_without_end(folder):
+    """A hole in a file takes no room on the disk, and would in memory."""
+    os.truncate(folder / "manifest.json", 2**40)
+    with pytest.raises(CheckpointError, match=rf"at most {manifest.MAX_BYTES}"):
+        read(folder)
+
+
+def test_a_file_of_arrays_without_end(folder):
+    os.truncate(folder / "model.safetensors", 2**40)
+    with pytest.raises(CheckpointError, match=f"it has {2**40} bytes, and the manifest says"):
+        read(folder)
+
+
+words = st.sampled_from(
+    ["step", "files", "tensors", "shape", "dtype", "stored", "$int", "$dict", "$numpy", "$tuple", "..", "/", "float32"]
+)
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.fixture
+def rich(tmp_path):
+    folder = write(tmp_path / "mine", snapshot(deep={"a": [(1, 2), {3: b"x"}]}))
+    return folder, content(folder)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_manifest_edited_at_random(rich, data):
+    folder, before = rich
+    found = copy.deepcopy(before)
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutate(found, data)
+    forge(folder, json.dumps(found, indent=2, ensure_ascii=False))
+    try:
+        facts = read(folder).facts
+    except (CheckpointError, StateError):
+        return
+    # What was taken is another checkpoint, whole: only its facts can have changed.
+    assert isinstance(facts, dict)
+    assert found["files"] == before["files"]
+    assert found["tensors"] == before["tensors"]
+
+
+def mutate(node, data):
+    """Changes, adds or removes something, somewhere below a node."""
+    inner = [
+        key for key in (node if isinstance(node, dict) else range(len(node))) if isinstance(node[key], dict | list)
+    ]
+    if inner and data.draw(st.booleans()):
+        mutate(node[data.draw(st.sampled_from(inner))], data)
+    elif isinstance(node, list):
+        node.insert(data.draw(st.integers(0, len(node))), data.draw(junk))
+    else:
+        keys = st.sampled_from(list(node)) | words if node else words
+        key = data.draw(keys)
+        if key in node and data.draw(st.booleans()):
+            del node[key]
+        else:
+            node[key] = data.draw(junk)

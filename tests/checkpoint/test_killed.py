@@ -1,0 +1,81 @@
+"""A process that saves is killed at any moment: what it said it had saved is there, and whatever is there is whole."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KILLS = 30
+
+# Children are forked from a process that has nothing but this to do, so that thirty of them take seconds. Each says
+# the step it has saved through a pipe; a byte too few is a step not yet said.
+SCRIPT = """
+import os, random, signal, struct, sys, time
+from pathlib import Path
+import checkpoint.samples as samples
+from lockstep.checkpoint import Store, folder, read, write
+
+home, exchange, by_hand, kills = Path(sys.argv[1]), sys.argv[2] == "True", sys.argv[3] == "True", int(sys.argv[4])
+if not exchange:
+    folder._exchange = lambda left, right: False
+moments = random.Random(0)
+
+def store():
+    return Store(home, keep=2, best="accuracy")
+
+def save(step):
+    snapshot = samples.snapshot(step, logs={"accuracy": step % 7})
+    write(home / "mine", snapshot) if by_hand else store().save(snapshot, step)
+
+def saved():
+    if by_hand:
+        return read(home / "mine")
+    whole, skipped = store().newest()
+    assert skipped == (), skipped
+    for step in store().steps():
+        assert read(store().path(step)).facts["step"] == step  # older ones too: one goes whole or not at all
+    assert read(home / "best").facts["step"] in store().steps()
+    assert len(store().steps()) <= 4, store().steps()  # two, the best, and one that it had no time to remove
+    return whole[1]
+
+save(0)
+said, interrupted = 0, 0
+for _ in range(kills):
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        step = said
+        while True:
+            step += 1
+            save(step)
+            os.write(theirs, struct.pack("<q", step))
+    os.close(theirs)
+    os.read(ours, 8)  # it is at work
+    time.sleep(moments.uniform(0, 0.02))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    rest = b"".join(iter(lambda: os.read(ours, 8), b""))
+    os.close(ours)
+    interrupted += bool(samples.litter(home))
+    said = max([said + 1, *(step for step, in struct.iter_unpack("<q", rest))])
+    found = saved()
+    assert found.facts["step"] in (said, said + 1), (found.facts["step"], said)
+    said = found.facts["step"]
+    assert samples.equal(found, samples.snapshot(said, logs={"accuracy": said % 7}))
+save(said + 1)
+assert samples.litter(home) == []
+print(said, interrupted)
+"""
+
+
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "store"])
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "step aside"])
+def test_kill_9(exchange, by_hand, tmp_path):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(exchange), str(by_hand), str(KILLS)]
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    steps, interrupted = map(int, done.stdout.split())
+    assert steps > KILLS
+    assert interrupted > KILLS / 3  # most were killed in the middle of a save

@@ -1,0 +1,154 @@
+"""Plain values come back equal in type and value, to the bit; anything else is refused by its place."""
+
+import enum
+import json
+import struct
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from checkpoint.samples import DTYPES, same
+from lockstep.backends.base import Array
+from lockstep.checkpoint import plain
+from lockstep.checkpoint.plain import decode, encode
+from lockstep.errors import StateError
+
+dtypes = st.sampled_from(DTYPES).map(np.dtype)
+bits = st.binary(min_size=8, max_size=8).map(lambda raw: struct.unpack("<d", raw)[0])  # every NaN there is
+text = st.text(st.characters(codec=None, exclude_categories=()), max_size=8)  # lone surrogates too
+scalars = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, (1,))).map(lambda array: array[0])
+keys = st.recursive(
+    st.none() | st.booleans() | st.integers() | bits | text | st.binary(max_size=8) | scalars,
+    lambda inner: st.lists(inner, max_size=3).map(tuple),
+    max_leaves=4,
+)
+arrays = hnp.arrays(dtypes, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+named = arrays.map(lambda data: Array(data, str(data.dtype))) | st.builds(
+    Array, hnp.arrays("int16", (3,)), st.just("bfloat16")
+)
+leaves = keys | st.integers(-(2**4000), 2**4000) | arrays | named
+nests = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(text | st.sampled_from(["$int", "$"]), inner, max_size=4)
+        | st.dictionaries(keys, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(nests)
+def test_what_goes_in_comes_out(nest):
+    value, aside = encode(nest)
+    words = json.dumps(value, allow_nan=False)
+    assert same(decode(json.loads(words), aside), nest)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(10**5000, -(10**5000), 2**63, -(2**63), -(2**63) - 1),  # beyond what int() reads in decimal
+        *(-0.0, 5e-324, 1.7976931348623157e308, 1e22, float("-inf")),
+        *("\ud800\udc00", "\U00010000", "\ud800", "", "\0", "é"),  # two surrogates are not the one character
+        *({"$int": 1}, {1: 2, "1": 3}, {True: 0, None: 1, (1, (2.0,)): 2}, {}, [], (), ((),), b"", b"\xff"),
+        *({float("nan"): 1}, {np.float32(1): np.int8(-1)}, np.bool_(True), np.float64("nan"), np.uint64(2**64 - 1)),
+    ],
+    ids=lambda value: repr(value)[:20] if not isinstance(value, int) else value.bit_length(),
+)
+def test_odd_ones(value):
+    words, aside = encode(value)
+    assert same(decode(json.loads(json.dumps(words, allow_nan=False)), aside), value)
+
+
+def test_arrays_in_any_memory_order():
+    array = np.arange(24.0).reshape(2, 3, 4)
+    assert same(decode(*encode(array.T[::2, 1:])), array.T[::2, 1:])
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (object(), "an object"),
+        (Colour.RED, "a Colour"),  # an int, but would come back as another
+        (1j, "a complex"),
+        ({1}, "a set"),
+        (OrderedDict(), "an OrderedDict"),
+        (np.longdouble(1), "a longdouble"),
+        (np.str_("x"), "a str_"),
+        (np.ma.masked_array([1.0]), "a MaskedArray"),
+        (np.array([None]), "object"),
+        (np.array(["x"]), "str"),
+        (np.zeros(2, ">f4"), "float32"),
+        (np.zeros(2, [("x", "f4")]), "void"),
+        (Array(np.zeros(2), "bfloat16"), "bfloat16 held as float64"),
+        (Array(np.zeros(1), "python"), "python held as float64"),  # a number has no axes
+        (Array(np.zeros((1,) * 33), "float64"), "float64"),
+        (Array([1.0], "float64"), "a list"),
+    ],
+    ids=repr,
+)
+def test_what_is_not_plain_is_refused_by_its_place(value, kind):
+    with pytest.raises(StateError) as caught:
+        encode({"callbacks": [0, {"x": (1, value)}]})
+    assert f"Got {kind}" in str(caught.value)
+    assert "at callbacks[1]['x'][1]" in str(caught.value)
+
+
+def test_a_key_that_is_not_plain():
+    with pytest.raises(StateError, match=r"Got a frozenset at the key seen\[frozenset"):
+        encode({"seen": {frozenset(): 1}})
+
+
+def test_a_value_that_holds_itself():
+    value = []
+    value.append(value)
+    with pytest.raises(StateError, match="nested at most 64 deep"):
+        encode({"x": value})
+
+
+def test_as_deep_as_allowed():
+    value = 1
+    for _ in range(plain.MAX_DEPTH):
+        value = (value,)
+    assert same(decode(*encode(value)), value)
+    with pytest.raises(StateError):
+        encode((value,))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({"$int": 1}, {"$int": "x"}, {"$int": "0x1", "a": 2}, {"$what": 1}, {"$": 1}, {"$float": "0x00"}),
+        *({"$float": "one"}, {"$str": "zz"}, {"$str": "ff"}, {"$bytes": "*"}, {"$bytes": None}, {"$tuple": "ab"}),
+        *({"$dict": [[1]]}, {"$dict": {}}, {"$dict": [[[], 1]]}, {"$dict": [[1, 2], [1, 3]]}, {"$dict": [[1, 2, 3]]}),
+        *({"$scalar": ["bfloat16", "0000"]}, {"$scalar": ["float32", "00"]}, {"$scalar": [[], "00"]}, {"$scalar": []}),
+        *({"$scalar": ["object", "0000000000000000"]}, {"$scalar": ["float32", 0]}, {"$scalar": ["float32", "é"]}),
+        *({"$numpy": "facts.1"}, {"$numpy": []}, {"$array": {}}, {"$numpy": "facts.short"}),
+        [{"$numpy": "facts.0"}, {"$numpy": "facts.0"}],  # one array in two places
+        1,  # and an array in none
+    ],
+    ids=repr,
+)
+def test_what_was_never_encoded(value):
+    speaks = value == 1 or "facts" in repr(value)
+    aside = {"facts.0": Array(np.zeros(1), "float64"), "facts.short": Array(np.zeros(1, "int16"), "bfloat16")}
+    with pytest.raises(ValueError):  # noqa: PT011
+        decode(value, aside if speaks else {})
+
+
+def test_too_deep_to_decode():
+    value = 1
+    for _ in range(500):
+        value = [value]
+    with pytest.raises(ValueError, match="too deep"):
+        decode(value, {})

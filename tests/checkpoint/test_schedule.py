@@ -1,0 +1,38 @@
+"""What a person may ask for, and what is refused at once."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.checkpoint import Checkpoint
+from lockstep.core.monitor import Monitor
+from lockstep.errors import CheckpointError, ModelError
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"every": 1}, {"every": "epoch", "keep": None}, {"keep": 1}, {"best": "val_loss"}, {"best": Monitor("loss")}],
+)
+def test_allowed(options):
+    for path in ("ckpt/", Path("ckpt")):
+        assert Checkpoint(path, **options).path == path
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        *(({"path": path}, "path is a folder's") for path in ("", None, 3)),
+        *(({"every": every}, "every is 'epoch' or a number") for every in (0, -1, "step", 1.5, True, None)),
+        *(({"keep": keep}, "keep is a number of checkpoints") for keep in (0, -1, "all", 2.0, True)),
+        *(({"best": best}, "best is the name of a metric") for best in (1, ["loss"], True)),
+    ],
+)
+def test_refused(options, rule):
+    with pytest.raises(CheckpointError, match=rule):
+        Checkpoint(**{"path": "ckpt", **options})
+
+
+@pytest.mark.parametrize("best", ["", "speed"])
+def test_a_metric_of_which_nobody_knows_whether_more_is_better(best):
+    with pytest.raises(ModelError, match="mode='min' or mode='max'"):
+        Checkpoint("ckpt", best=best)

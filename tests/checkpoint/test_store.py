@@ -1,0 +1,269 @@
+"""A folder of checkpoints: the newest whole one counts, the newest and the best stay, the rest is not touched."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from checkpoint.samples import equal, forge, litter, snapshot
+from lockstep.checkpoint import Store, find, lock, read, write
+from lockstep.core.monitor import Monitor
+from lockstep.errors import CheckpointError, ModelError, SaveError, StateError
+
+
+def logged(step, **logs):
+    return snapshot(step, logs=logs)
+
+
+def damage(path):
+    with open(path / "model.safetensors", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x55")
+
+
+def test_the_newest(tmp_path):
+    store = Store(tmp_path / "a" / "ckpt")
+    assert store.newest() == (None, ())
+    for step in (5, 100, 123456789):
+        path = store.save(snapshot(step), step)
+        assert path == store.path(step)
+    assert [path.name for path in map(store.path, store.steps())] == [
+        "step-00000005",
+        "step-00000100",
+        "step-123456789",
+    ]
+    whole, skipped = store.newest()
+    assert whole[0] == path
+    assert equal(whole[1], snapshot(123456789))
+    assert skipped == ()
+
+
+def test_damaged_ones_are_passed_over_with_the_reason(tmp_path):
+    store = Store(tmp_path)
+    for step in (1, 2, 3):
+        store.save(snapshot(step), step)
+    damage(store.path(3))
+    (store.path(2) / "manifest.json").unlink()
+    whole, skipped = store.newest()
+    assert whole[0] == store.path(1)
+    assert [path for path, _ in skipped] == [store.path(3), store.path(2)]
+    assert "model.safetensors is not: its sha256 is" in skipped[0][1]
+    assert "manifest.json is not: No such file" in skipped[1][1]
+    with pytest.warns(UserWarning, match="Passed over a newer checkpoint") as warned:
+        assert equal(find(tmp_path), snapshot(1))
+    assert len(warned) == 2
+    assert warned[0].filename == __file__
+
+
+def test_none_is_whole(tmp_path):
+    """A run that had checkpoints does not begin anew behind the script's back."""
+    store = Store(tmp_path)
+    store.save(snapshot(1), 1)
+    damage(store.path(1))
+    with pytest.raises(CheckpointError, match=r"none is:\n  .*step-00000001.*\nBring one of them again"):
+        store.newest()
+
+
+def test_a_format_to_come_is_not_passed_over(tmp_path):
+    store = Store(tmp_path)
+    for step in (1, 2):
+        store.save(snapshot(step), step)
+    manifest = store.path(2) / "manifest.json"
+    forge(store.path(2), manifest.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(StateError, match="Upgrade Lockstep"):
+        store.newest()
+
+
+def test_a_file_is_no_store(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"looked for in a folder. Got .*file: Not a directory"):
+        Store(tmp_path / "file").newest()
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(1, [6]), (3, [4, 5, 6]), (9, [1, 2, 3, 4, 5, 6]), (None, [1, 2, 3, 4, 5, 6])]
+)
+def test_the_newest_stay(keep, left, tmp_path):
+    store = Store(tmp_path, keep)
+    for step in range(1, 7):
+        store.save(snapshot(step), step)
+        assert store.newest().whole[0] == store.path(step)
+    assert store.steps() == left
+    assert litter(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("best", "values", "left", "step"),
+    [
+        ("val_accuracy", [0.1, 0.9, 0.5, 0.6], [2, 4], 2),
+        ("val_accuracy", [0.1, 0.5, 0.6, 0.9], [4], 4),
+        ("val_accuracy", [0.9, 0.9, 0.5, 0.9], [1, 4], 1),  # of equals the first
+        ("val_loss", [0.9, 0.1, 0.5, 0.6], [2, 4], 2),
+        ("val_loss", [float("nan"), 0.1, float("nan"), 0.6], [2, 4], 2),
+        ("val_loss", [float("nan"), None, None, float("nan")], [4], None),  # None: not measured then
+        ("val_loss", [0.3, None, 0.2, None], [3, 4], 3),
+        (Monitor("speed", mode="max"), [1, 3, 2, 0], [2, 4], 2),
+    ],
+)
+def test_the_best_stays(best, values, left, step, tmp_path):
+    name = best if isinstance(best, str) else best.name
+    for anew in (False, True):  # one store throughout, or a process for each save
+        folder = tmp_path / str(anew)
+        store = Store(folder, keep=1, best=best)
+        for number, value in enumerate(values, start=1):
+            store = Store(folder, keep=1, best=best) if anew else store
+            store.save(logged(number, **({} if value is None else {name: value})), number)
+        assert store.steps() == left
+        link = folder / "best"
+        assert link.is_symlink() == (step is not None)
+        if step is not None:
+            assert os.readlink(link) == f"step-{step:08}"  # relative, so that the folder can be moved
+            assert read(link).facts["step"] == step
+        assert litter(folder) == []
+
+
+def test_a_best_that_was_damaged_or_removed_is_chosen_anew(tmp_path):
+    store = Store(tmp_path, keep=None, best="val_loss")
+    for step, loss in ((1, 0.1), (2, 0.3), (3, 0.2)):
+        store.save(logged(step, val_loss=loss), step)
+    shutil.rmtree(store.path(1))
+    (store.path(3) / "manifest.json").write_text("")
+    Store(tmp_path, keep=None, best="val_loss").save(logged(4, val_loss=0.4), 4)
+    assert os.readlink(tmp_path / "best") == "step-00000002"
+
+
+def test_a_step_saved_again(tmp_path):
+    store = Store(tmp_path, keep=2, best="val_loss")
+    store.save(logged(1, val_loss=0.1), 1)
+    store.save(logged(2, val_loss=0.2), 2)
+    store.save(logged(1, val_loss=0.3), 1)
+    assert os.readlink(tmp_path / "best") == "step-00000002"
+    assert store.steps() == [1, 2]
+
+
+def test_an_older_step_than_those_there_is_kept_too(tmp_path):
+    store = Store(tmp_path, keep=1)
+    store.save(snapshot(5), 5)
+    store.save(snapshot(3), 3)
+    assert store.steps() == [3, 5]
+    store.save(snapshot(6), 6)
+    assert store.steps() == [6]
+
+
+def test_a_name_that_does_not_tell_which_is_better(tmp_path):
+    with pytest.raises(ModelError, match="mode='min'"):
+        Store(tmp_path, best="speed")
+
+
+def test_foreign_files_are_not_touched(tmp_path):
+    foreign = [".hidden", ".step-00000001.swp", "notes.txt", "step-1", "step-00000001.bak", "step-0000000x", "steps"]
+    for name in foreign:
+        (tmp_path / name).write_text(name)
+    store = Store(tmp_path, keep=1, best="val_loss")
+    store.save(snapshot(1), 1)
+    (store.path(1) / "notes.txt").write_text("mine")  # inside a checkpoint, too
+    store.save(snapshot(2), 2)
+    store.save(snapshot(3), 3)
+    assert {name: (tmp_path / name).read_text() for name in foreign} == {name: name for name in foreign}
+    assert (store.path(1) / "notes.txt").read_text() == "mine"
+    assert store.steps() == [1, 3]
+    assert equal(read(store.path(1)), snapshot(1))
+
+
+@pytest.mark.parametrize("make", [os.mkdir, lambda path: open(path, "w").close()], ids=["folder", "file"])
+def test_something_else_by_the_name_of_best(make, tmp_path):
+    make(tmp_path / "best")
+    store = Store(tmp_path, best="val_loss")
+    with pytest.raises(SaveError, match=r"The name 'best' is for a link. Got .*best, which is something else"):
+        store.save(snapshot(1), 1)
+    assert store.newest().whole[0] == store.path(1)
+    assert not (tmp_path / "best").is_symlink()
+
+
+def test_leftovers_go(tmp_path):
+    store = Store(tmp_path)
+    store.save(snapshot(1), 1)
+    for role in ("writing", "discarded", "previous"):
+        shutil.copytree(store.path(1), tmp_path / f".step-00000001.0123456789abcdef.{role}")
+    (tmp_path / ".best.0123456789abcdef.writing").symlink_to("step-00000001")
+    assert store.steps() == [1]
+    store.save(snapshot(2), 2)
+    assert litter(tmp_path) == []
+    assert store.steps() == [1, 2]
+
+
+def test_one_that_stepped_aside_counts(tmp_path):
+    store = Store(tmp_path)
+    store.save(snapshot(1), 1)
+    os.rename(store.path(1), tmp_path / ".step-00000001.0123456789abcdef.previous")
+    assert store.steps() == [1]
+    assert equal(store.newest().whole[1], snapshot(1))
+    assert equal(find(tmp_path), snapshot(1))
+    store.save(snapshot(2), 2)
+    assert equal(read(store.path(1)), snapshot(1))
+    assert litter(tmp_path) == []
+
+
+def test_a_folder_at_work_is_not_swept(tmp_path):
+    store = Store(tmp_path)
+    store.save(snapshot(1), 1)
+    folder = tmp_path / ".mine.0123456789abcdef.writing"
+    shutil.copytree(store.path(1), folder)
+    with lock.held(folder / "manifest.json"):
+        store.save(snapshot(2), 2)
+        assert sorted(os.listdir(folder)) == sorted(os.listdir(store.path(2)))
+    store.save(snapshot(3), 3)
+    assert not folder.exists()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from lockstep.checkpoint import lock
+with lock.held(Path(sys.argv[1])) as mine:
+    print(mine, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_two_processes(tmp_path):
+    store = Store(tmp_path)
+    store.save(snapshot(1), 1)
+    command = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "True\n"
+        with pytest.raises(SaveError, match=r"One process at a time saves to a folder. Got .* own"):
+            store.save(snapshot(2), 2)
+        assert store.newest().whole[0] == store.path(1)
+        other.kill()
+    store.save(snapshot(2), 2)  # a dead process holds nothing
+    assert store.steps() == [1, 2]
+
+
+def test_find_reads_one_or_the_newest(tmp_path):
+    path = write(tmp_path / "mine", snapshot(7))
+    assert equal(find(path), snapshot(7))
+    store = Store(tmp_path / "store")
+    store.save(snapshot(1), 1)
+    store.save(snapshot(2), 2)
+    assert equal(find(tmp_path / "store"), snapshot(2))
+    assert equal(find(str(store.path(1))), snapshot(1))
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match=r"manifest\.json"):
+            find(place)
+
+
+def test_a_store_that_changes_while_it_is_read(tmp_path, monkeypatch):
+    """The only checkpoint goes while it is read, because a newer one has come."""
+    store = Store(tmp_path, keep=1)
+    store.save(snapshot(1), 1)
+
+    def meanwhile(path):
+        if not store.path(2).exists():
+            store.save(snapshot(2), 2)
+        return read(path)
+
+    monkeypatch.setattr("lockstep.checkpoint.store.read", meanwhile)
+    assert store.newest().whole[0] == store.path(2)
