@@ -2,12 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.core.batches import OBJECTIVE_EXAMPLE
-from lockstep.data import ArraySource, IterableSource, source
-from lockstep.errors import BatchError
+from data.kit import LABELS, Pairs
+from lockstep.core.batches import OBJECTIVE_EXAMPLE, Rows, leaves
+from lockstep.data import ArraySource, IterableSource, arrays, indexed, source, stream
+from lockstep.data.loaders import StatefulSource
+from lockstep.data.readers import Readers
+from lockstep.data.source import PipelineSource, StreamSource
+from lockstep.errors import BatchError, StateError
 
 
 def rows(source, epoch=0):
@@ -63,6 +68,10 @@ def test_a_generator_that_is_used_up():
         ({"x": np.zeros(3)}, ArraySource),
         ([np.zeros(3)], IterableSource),
         (iter([np.zeros(3)]), IterableSource),
+        (arrays(np.zeros(3)), PipelineSource),
+        (arrays(np.zeros(3)).batch(3), PipelineSource),
+        (stream([1, 2]), StreamSource),
+        (Pairs(), PipelineSource),  # no __iter__: examples by index
     ],
 )
 def test_the_source_of_what_kind_of_data(data, kind):
@@ -102,3 +111,258 @@ def test_errors(data, batch_size, message):
     with pytest.raises(BatchError) as caught:
         source.of(data, batch_size, False, 0)
     assert str(caught.value) == message
+
+
+# -- where a run is taken up again
+
+
+class Loader:
+    """A loader that says where it stands."""
+
+    batch_size = 2
+
+    def __init__(self):
+        self.place = self.start = 0
+        self.read = []
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        places, self.start = range(self.start, 4), 0
+        for place in places:
+            self.place = place + 1
+            self.read.append(place)
+            yield np.full(2, place)
+
+    def state_dict(self):
+        return {"place": self.place, "more": [(1, 2.5), "text", np.arange(3)], "one": np.int64(3)}
+
+    def load_state_dict(self, state):
+        self.start = state["place"]
+
+
+SOURCES = {
+    "arrays": lambda: source.of(np.arange(8), 2, True, 3),
+    "pipeline": lambda: source.of(arrays(np.arange(8)).shuffle(3).batch(2), 2, True, 0),
+    "pipeline without a batch": lambda: source.of(arrays(np.arange(8)).shuffle(3), 2, True, 0),
+    "data set": lambda: source.of(Pairs(), 10, True, 3),
+    "endless": lambda: source.of(arrays(np.arange(5)).shuffle(3).repeat().batch(2), 2, True, 0),
+    "stream": lambda: source.of(stream(range(8)), 2, True, 0),
+    "endless stream": lambda: source.of(stream(range(5)).repeat().batch(2), 2, True, 0),
+    "list": lambda: source.of([np.full(2, index) for index in range(4)], 2, True, 0),
+    "loader with a state": lambda: source.of(Loader(), 2, True, 0),
+}
+
+
+def values(read, num):
+    """The first batches, as lists."""
+    found = []
+    readers = Readers()
+    for batch in read:
+        if isinstance(batch, Rows):
+            (batch,) = readers.read([batch])
+        found.append(batch[1].tolist() if isinstance(batch, tuple) else batch.tolist())
+        if len(found) == num:
+            break
+    return found
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("index", [0, 1])
+def test_an_epoch_can_be_begun_anywhere(kind, index):
+    if "endless" in kind and index:
+        return  # it has one epoch
+    whole = values(SOURCES[kind]().epoch(index), 4)
+    assert len(whole) == 4
+    for start in range(4):
+        read = SOURCES[kind]()
+        assert values(read.epoch(index, start), 4 - start) == whole[start:]
+        assert values(read.epoch(index), 4) == whole  # and again from its beginning
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_examples", "num_steps", "batch_size", "endless", "resumes"),
+    [
+        ("arrays", 8, 4, 2, False, "at once"),
+        ("pipeline", 8, 4, 2, False, "at once"),
+        ("pipeline without a batch", 8, 4, 2, False, "at once"),
+        ("data set", len(LABELS), 4, 10, False, "at once"),
+        ("endless", None, None, 2, True, "at once"),
+        ("stream", None, None, 2, False, "by reading and dropping"),
+        ("endless stream", None, None, 2, True, "by reading and dropping"),
+        ("list", None, 4, None, False, "by reading and dropping"),
+        ("loader with a state", None, 4, 2, False, "by its state_dict"),
+    ],
+)
+def test_what_a_source_says_of_itself(kind, num_examples, num_steps, batch_size, endless, resumes):
+    found = SOURCES[kind]()
+    assert (found.num_examples, found.num_steps, found.batch_size) == (num_examples, num_steps, batch_size)
+    assert (found.endless, found.once, found.resumes) == (endless, False, resumes)
+    if kind != "loader with a state":
+        assert found.state() is None
+
+
+def test_what_can_be_read_once():
+    assert source.of(iter([np.zeros(2)]), 2, False, 0).once
+    assert source.of(stream(iter(range(4))), 2, False, 0).once
+    used = source.of(stream(iter(range(4))), 2, False, 0)
+    assert len(list(used.epoch(0))) == 2
+    with pytest.raises(BatchError, match="The generator was used up before epoch 2"):
+        list(used.epoch(1))
+
+
+class Unmeasured:
+    """Can be read again, and has no length."""
+
+    def __iter__(self):
+        return iter([0.0, 0.0])
+
+
+def drawn(value):
+    return value + np.random.rand()
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        lambda pipeline: pipeline.repeat().take(4).batch(4),
+        lambda pipeline: pipeline.repeat().take(3).batch(2),
+        lambda pipeline: pipeline.take(1).repeat().take(3).batch(2),
+        lambda pipeline: pipeline.repeat().batch(2).take(3),
+        lambda pipeline: pipeline.batch(1).repeat().take(3),
+        lambda pipeline: pipeline.batch(1).take(1).repeat().take(2),
+    ],
+)
+def test_a_streams_rounds_are_epochs_as_those_of_arrays(moved):
+    def epochs(pipeline):
+        found = source.of(moved(pipeline.map(drawn, random=True)), 2, False, 0)
+        return [values(found.epoch(index), 9) for index in range(3)]
+
+    streamed = epochs(stream([0.0, 0.0]))
+    assert streamed == epochs(arrays(np.zeros(2)))
+    for each in (streamed, epochs(stream(Unmeasured()))):  # whose rounds' numbers leave gaps
+        every = [value for epoch in each for batch in epoch for value in batch]
+        assert len(set(every)) == len(every)  # no epoch draws what another did
+
+
+def test_a_loaders_own_state():
+    first = SOURCES["loader with a state"]()
+    read = first.epoch(0)
+    assert values([next(read), next(read)], 2) == [[0, 0], [1, 1]]
+    state = first.state()
+    assert state["place"] == 2
+    assert state["more"][:2] == [(1, 2.5), "text"]
+    loader = Loader()
+    again = source.of(loader, 2, True, 0)
+    assert isinstance(again, StatefulSource)
+    assert values(again.epoch(0, 2, state), 2) == [[2, 2], [3, 3]]
+    assert loader.read == [2, 3]  # nothing before it
+
+
+def test_a_state_that_cannot_be_written_down():
+    loader = Loader()
+    loader.state_dict = lambda: {"who": object()}
+    with pytest.raises(StateError) as caught:
+        source.of(loader, 2, True, 0).state()
+    assert str(caught.value) == (
+        "A saved state holds numbers, text, lists, tuples, dicts and arrays. Got a object at state_dict()['who']. "
+        "Make it a number, or train without a checkpoint."
+    )
+
+
+class Counting:
+    """A loader with an order for each epoch, which it counts itself; at the end of one it stands before the next."""
+
+    def __init__(self):
+        self.epoch = self.place = 0
+        self.resumed = False
+
+    def __iter__(self):
+        self.place, self.resumed = self.place if self.resumed else 0, False
+        order = np.random.RandomState(self.epoch).permutation(6)
+        while self.place < 3:
+            self.place += 1
+            yield order[2 * self.place - 2 : 2 * self.place]
+        self.epoch, self.place = self.epoch + 1, 0
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "place": self.place}
+
+    def load_state_dict(self, state):
+        self.epoch, self.place, self.resumed = state["epoch"], state["place"], True
+
+
+def test_a_loaders_state_at_the_end_of_an_epoch():
+    first = source.of(Counting(), 2, True, 0)
+    before = values(first.epoch(0), 9)
+    state = first.state()
+    after = values(first.epoch(1), 9)
+    assert before != after
+    assert values(source.of(Counting(), 2, True, 0).epoch(1, 0, state), 9) == after
+
+
+class Foreign:
+    """An array of a framework that is no backend's."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, where):
+        return Foreign(self.array[where])
+
+
+class Loaded(Loader):
+    def __iter__(self):
+        return iter([[Foreign(np.zeros(2)), {"y": Foreign(np.ones(2))}]])
+
+
+@pytest.mark.parametrize("data", [list(Loaded()), Loaded()], ids=["iterable", "loader with a state"])
+def test_arrays_of_other_frameworks_become_numpy(data):
+    (batch,) = source.of(data, 2, False, 0).epoch(0)
+    assert [type(each) for each in leaves(batch)] == [np.ndarray, np.ndarray]
+    np.testing.assert_equal(batch, (np.zeros(2), {"y": np.ones(2)}))
+
+
+class Marked(torch.Tensor):
+    """A subclass of the script's own."""
+
+
+def test_arrays_of_backends_stay_as_they_are():
+    given = np.zeros(2), torch.zeros(2), torch.zeros(2).as_subclass(Marked), [1, 2], "text"
+    (batch,) = source.of([given], 2, False, 0).epoch(0)
+    assert all(one is other for one, other in zip(batch, given, strict=True))
+
+
+class Table:
+    """A data set as Hugging Face has them: it can be iterated, and asked for several."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return {"x": np.full(2, index), "y": index}
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+    def __iter__(self):
+        return (self[index] for index in range(6))
+
+
+def test_a_data_set_that_can_be_iterated_too():
+    found = source.of(Table(), 4, False, 0)
+    (batch,) = Readers().read([next(found.epoch(0))])
+    assert batch["y"].tolist() == [0, 1, 2, 3]
+    assert source.of(indexed(Table()).shuffle(1), 4, False, 0).num_steps == 2
+
+
+def test_the_first_batches_come_from_as_many_epochs_as_they_take():
+    found = source.first(SOURCES["pipeline"](), 6)
+    assert [(rows.epoch, rows.batch) for rows in found] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]

@@ -52,6 +52,15 @@ def test_what_arrives_is_read_only_and_lies_in_the_region(region):
     assert arrived[0] == 5
 
 
+def test_what_is_kept_may_be_written_to_and_stays_what_it_was(region):
+    (message,) = parcel.pack([(np.arange(4.0), "rest")], region)
+    kept, _ = parcel.keep(message, region)
+    kept[0] = 7
+    assert parcel.unpack(message, region)[0].tolist() == [0, 1, 2, 3]
+    assert kept.tolist() == [7, 1, 2, 3]
+    assert parcel.keep(parcel.pack(["plain"], region)[0], region) == "plain"
+
+
 def test_a_larger_parcel_makes_the_region_grow(region):
     (small,) = parcel.pack([np.arange(4)], region)
     assert parcel.unpack(small, region).tolist() == [0, 1, 2, 3]

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lockstep.errors import PlatformError
+from lockstep.errors import PlatformError, WorkerError
 from lockstep.exchange.region import PAGE, Region
 
 
@@ -46,6 +46,23 @@ def test_a_view_outlives_its_region(region):
     view[:4] = b"kept"
     region.close()
     assert bytes(view[:4]) == b"kept"
+
+
+def test_a_region_that_another_process_holds(region):
+    region.view(PAGE)[:4] = b"here"
+    other = Region.of_process(os.getpid(), region.descriptor)
+    assert bytes(other.view(4)[:4]) == b"here"
+    other.close()
+    with pytest.raises(WorkerError, match=r"Shared memory is opened while process \d+ holds it\."):
+        Region.of_process(os.getpid(), 10_000)
+
+
+def test_what_is_ones_own_is_not_seen_by_others(region):
+    region.view(PAGE)[:4] = b"here"
+    own = region.own(4)
+    own[:4] = b"mine"
+    assert bytes(region.view(4)[:4]) == b"here"
+    assert bytes(own[:4]) == b"mine"
 
 
 def test_a_platform_without_memfd(monkeypatch):

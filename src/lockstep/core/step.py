@@ -4,11 +4,14 @@ Every process runs this same code over its own shards. What it computes follows
 from the shards; the exchange only brings the partial sums together.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core import digest, tree
+from lockstep.core.batches import Rows
+from lockstep.core.breakdown import Laps
 from lockstep.core.metrics import DIVIDED, WEIGHT, Sums
 from lockstep.errors import NonFiniteError, PeerFailed
 
@@ -17,15 +20,28 @@ if TYPE_CHECKING:
     from lockstep.exchange.base import Exchange
 
 
+Read = Callable[[Sequence[Rows]], Sequence[Any]]
+
+
 class Member:
-    """This process's part in the world: its replicas, and the exchange with the others."""
+    """This process's part in the world: its replicas, and the exchange with the others, which may be replaced.
+
+    `read` gives the examples of rows; without it, batches arrive whole.
+    """
 
     def __init__(
-        self, backend: "Backend", exchange: "Exchange", uninterrupted: Callable[[], AbstractContextManager[Any]]
+        self,
+        backend: "Backend",
+        exchange: "Exchange",
+        uninterrupted: Callable[[], AbstractContextManager[Any]],
+        clock: Callable[[], float],
+        read: Read | None = None,
     ) -> None:
         self.backend = backend
         self.exchange = exchange
+        self.laps = Laps(clock)
         self._uninterrupted = uninterrupted
+        self._read = read
         self.total: Node = {}
         self.committed = False  # whether the last step was
 
@@ -37,7 +53,10 @@ class Member:
         the update, and an interrupt waits until it is done.
         """
         self.committed = False
+        self.laps.start()
         try:
+            work = self._filled(work)
+            self.laps.lap("input")
             with self.backend.computing(work):
                 total, sums = self._reduced(work)
         except PeerFailed:
@@ -47,13 +66,17 @@ class Member:
             raise
         with self._uninterrupted(), self.backend.computing(work):
             self.exchange.commit()
+            self.laps.lap("exchange")
             self.backend.update(total, work)
             self.total, self.committed = total, True
+            self.laps.lap("update")
         return sums
 
     def _reduced(self, work: "Work") -> "tuple[Node, Sums]":
         """The gradient and the sums of the whole batch."""
-        total, sums = self.exchange.reduce(self._nodes(work), work)
+        nodes = self._nodes(work)
+        self.laps.lap("compute")
+        total, sums = self.exchange.reduce(nodes, work)
         if sums[DIVIDED] and not sums[WEIGHT]:
             raise NonFiniteError(
                 f"The weights of a batch sum to more than 0. Got 0 in step {work.step}: every target is ignored "
@@ -78,17 +101,40 @@ class Member:
 
     def evaluate(self, work: "Work") -> dict[int, Sums]:
         """The sums of this process's shards, without training."""
+        work = self._filled(work)
         with self.backend.computing(work):
             return dict(self.backend.evaluate(work))
 
     def forward(self, work: "Work") -> dict[int, Any]:
         """The outputs of this process's shards, without training."""
+        work = self._filled(work)
         with self.backend.computing(work):
             return dict(self.backend.forward(work))
 
     def digests(self, work: "Work") -> dict[int, dict[str, str]]:
         """The digest of every array of this process's state."""
         return {min(work.pieces): digest.of_arrays(self.backend.state())}
+
+    def times(self, work: "Work") -> dict[int, dict[str, float]]:
+        """Where the time of the steps since the last question went."""
+        return {min(work.pieces): self.laps.take()}
+
+    def _filled(self, work: "Work") -> "Work":
+        """The work with the examples of its rows."""
+        return work if self._read is None else filled(work, self._read)
+
+
+def filled(work: "Work", read: Read) -> "Work":
+    """The work with the examples of its rows, where these are the shards of a pipeline's batch."""
+    rows = {shard: piece for shard, piece in work.shards.items() if isinstance(piece, Rows)}
+    if not rows:
+        return work
+    found = dict(zip(rows, read(list(rows.values())), strict=True))
+    pieces = {
+        replica: {shard: found.get(shard, piece) for shard, piece in own.items()}
+        for replica, own in work.pieces.items()
+    }
+    return replace(work, pieces=pieces)
 
 
 class _Fold:

@@ -1,5 +1,10 @@
-"""The input pipeline: where the batches of an epoch come from."""
+"""The input pipeline: where the batches of an epoch come from.
 
+train = lockstep.data.arrays(x, y).shuffle(0).map(augment, random=True).batch(256).prefetch(2)
+trainer.fit(train, epochs=10)
+"""
+
+from lockstep.data.pipeline import Pipeline, arrays, indexed, stream
 from lockstep.data.source import ArraySource, IterableSource, Source
 
-__all__ = ["ArraySource", "IterableSource", "Source"]
+__all__ = ["ArraySource", "IterableSource", "Pipeline", "Source", "arrays", "indexed", "stream"]

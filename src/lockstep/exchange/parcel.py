@@ -5,7 +5,7 @@ the small rest goes through the link. Both ends are our own processes.
 """
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -52,8 +52,17 @@ def _dumps(value: Any, taken: list[pickle.PickleBuffer]) -> bytes:
 
 def unpack(message: bytes, region: Region) -> Any:
     """The value; its arrays are read-only views of the region, good until the next parcel."""
+    return _loads(message, lambda nbytes: region.view(nbytes).toreadonly())
+
+
+def keep(message: bytes, region: Region) -> Any:
+    """The value, for good: its arrays may be written to, which nobody else sees; pages that are not stay shared."""
+    return _loads(message, region.own)
+
+
+def _loads(message: bytes, view: Callable[[int], memoryview]) -> Any:
     body, places = pickle.loads(message)
     if not places:
         return pickle.loads(body)
-    memory = region.view(max(start + size for start, size in places)).toreadonly()
+    memory = view(max(start + size for start, size in places))
     return pickle.loads(body, buffers=[memory[start : start + size] for start, size in places])

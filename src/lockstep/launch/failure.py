@@ -25,6 +25,7 @@ class Failure(TypedDict):
     message: str
     traceback: str
     pickled: bytes | None  # the exception itself, where it survives a pickle round trip
+    cause: bytes | None  # and the one that it was raised from
 
 
 def encode(exception: BaseException) -> Failure:
@@ -35,6 +36,7 @@ def encode(exception: BaseException) -> Failure:
         message=_cut(_text(exception)),
         traceback=_cut(lines),
         pickled=_pickled(exception),
+        cause=None if exception.__cause__ is None else _pickled(exception.__cause__),
     )
 
 
@@ -45,11 +47,11 @@ def report(link: Link, exception: BaseException) -> None:
 
 def raise_(failure: Failure, worker: str) -> NoReturn:
     """Raises the exception again, with the worker's traceback as a note; else a `WorkerError` that quotes it."""
-    exception = _restored(failure)
+    exception = _restored(failure["pickled"])
     if exception is None:
         exception = WorkerError(f"Worker {worker} raised {failure['type']}: {failure['message']}")
     exception.add_note(f"\nThe traceback in worker {worker}:\n{failure['traceback']}")
-    raise exception from None
+    raise exception from _restored(failure["cause"])
 
 
 def _pickled(exception: BaseException) -> bytes | None:
@@ -66,11 +68,11 @@ def _pickled(exception: BaseException) -> bytes | None:
     return data if same and len(data) <= _LIMIT else None
 
 
-def _restored(failure: Failure) -> Exception | None:
-    if failure["pickled"] is None:
+def _restored(pickled: bytes | None) -> Exception | None:
+    if pickled is None:
         return None
     try:
-        exception = pickle.loads(failure["pickled"])
+        exception = pickle.loads(pickled)
     except Exception:  # a module that only the worker could import
         return None
     return exception if isinstance(exception, Exception) else None

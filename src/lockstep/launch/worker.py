@@ -26,7 +26,8 @@ _PR_SET_PDEATHSIG = 1
 def main(descriptor: int, parent: int) -> NoReturn:
     """Runs what the parent sends and ends the process; never returns."""
     _die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a launcher may signal the whole group; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

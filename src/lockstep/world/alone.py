@@ -1,13 +1,17 @@
 """Alone: one process holds every replica."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from lockstep.backends.base import Backend, Work
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
+from lockstep.data.readers import Readers
 from lockstep.exchange.memory import MemoryExchange
 from lockstep.launch.interrupt import deferred
+from lockstep.world.team import Value
 
 
 class Alone:
@@ -18,7 +22,8 @@ class Alone:
 
     def __init__(self, backend: Backend) -> None:
         self.devices = tuple(backend.devices)
-        self.member = Member(backend, MemoryExchange(backend), deferred)
+        self._readers = Readers(backend.stage)
+        self.member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, self._readers.read)
 
     def ready(self) -> None:
         """Nobody to wait for."""
@@ -31,14 +36,25 @@ class Alone:
         """This process's own result."""
         return [getattr(self.member, method)(works[0])]
 
-    def agree(self, stop: bool) -> bool:
+    def agree(self, stop: bool, terminated: bool) -> tuple[bool, bool]:
         """The callbacks run here."""
-        return stop
+        return stop, terminated
+
+    def share(self, make: Callable[[], Value]) -> Value:
+        """The first process is this one."""
+        return make()
+
+    def settle(self) -> None:
+        """Nobody else."""
+
+    def abandon(self) -> None:
+        """Nobody to tell."""
 
     def replicas(self) -> list[list[int]]:
         """All of them, here."""
         return [list(range(len(self.devices)))]
 
     def close(self) -> None:
-        """Lets go of the nodes."""
+        """Lets go of the nodes and of what was opened to read."""
+        self._readers.close()
         self.member.exchange.close()

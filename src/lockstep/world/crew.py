@@ -12,8 +12,9 @@ whole, and the next use starts a new crew from it.
 import functools
 import os
 import pickle
+import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -21,10 +22,11 @@ from typing import Any
 import cloudpickle
 
 from lockstep.backends.base import Backend, Work
-from lockstep.core.batches import transform
+from lockstep.core.batches import Rows, transform
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
-from lockstep.core.step import Member
+from lockstep.core.step import Member, filled
+from lockstep.data.readers import Readers
 from lockstep.errors import PeerFailed, WorkerError
 from lockstep.exchange import parcel
 from lockstep.exchange.barrier import Barrier
@@ -33,8 +35,9 @@ from lockstep.exchange.region import Region
 from lockstep.exchange.shared import SharedExchange
 from lockstep.launch.interrupt import deferred
 from lockstep.launch.workers import Workers, require_linux
+from lockstep.world.freight import Shipper
 from lockstep.world.serve import STEP_MARK, Berth, Command, serve
-from lockstep.world.team import numbered
+from lockstep.world.team import Value, numbered
 
 
 class Crew:
@@ -54,7 +57,10 @@ class Crew:
         self._bells = tuple(os.eventfd(0) for _ in groups)
         self._hang_up = weakref.finalize(self, _close, self._bells)
         self.closed = False
-        self.member = Member(backend, MemoryExchange(backend), deferred)
+        self._shipper = Shipper()
+        self._readers = Readers(backend.stage, (0, len(groups)))
+        self._others = Readers(place=(0, len(groups)))  # what this process reads for the others stays as it is
+        self.member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, self._readers.read)
         descriptors = tuple(region.descriptor for region in self._regions)
         try:
             self._workers = Workers([group[0] for group in groups[1:]], share=[*descriptors, *self._bells])
@@ -71,9 +77,19 @@ class Crew:
         self._stale = False  # whether the script's state has not reached the workers
         self._waiting = [True] * (len(groups) - 1)  # each says once that it is ready
 
-    def agree(self, stop: bool) -> bool:
+    def agree(self, stop: bool, terminated: bool) -> tuple[bool, bool]:
         """The callbacks run here."""
-        return stop
+        return stop, terminated
+
+    def share(self, make: Callable[[], Value]) -> Value:
+        """The first process is this one."""
+        return make()
+
+    def settle(self) -> None:
+        """It travels with the next command."""
+
+    def abandon(self) -> None:
+        """The workers wait for commands alone."""
 
     def replicas(self) -> list[list[int]]:
         """Replicas are numbered through the processes."""
@@ -89,8 +105,8 @@ class Crew:
         with self._whole_or_closed():
             self._tell("step", works, plan if plan != self._plan else None)
             if plan != self._plan:
-                exchange = SharedExchange(self._backend, self._leaves, self._barrier, plan, 0)
-                self.member, self._plan = Member(self._backend, exchange, deferred), plan
+                self.member.exchange = SharedExchange(self._backend, self._leaves, self._barrier, plan, 0)
+                self._plan = plan
             try:
                 return self.member.step(works[0])
             except PeerFailed:
@@ -123,6 +139,9 @@ class Crew:
         self.closed = True
         if hasattr(self, "_workers"):
             self._workers.close()
+        self._readers.close()
+        self._others.close()
+        self._shipper.close()
         self.member.exchange.close()
         for region in self._regions:
             region.close()
@@ -145,7 +164,9 @@ class Crew:
         with self._backend.computing(works[0]):
             self._stale |= self._backend.touched()
         state = self._backend.state() if self._stale else None
-        commands = [Command(method, self._travelling(work), plan, turned, state) for work in works[1:]]
+        sent = self._travelling(works[1:])
+        freight = self._shipper.freight()
+        commands = [Command(method, work, plan, turned, state, freight) for work in sent]
         mark = STEP_MARK if method == "step" else b" "
         for index, message in enumerate(parcel.pack(commands, self._parcels)):
             self._waiting[index] = True
@@ -165,9 +186,17 @@ class Crew:
         with suppress(Exception):
             self._answers()
 
-    def _travelling(self, work: Work) -> Work:
-        """The same work with arrays that any process can read."""
-        return replace(work, pieces=transform(work.pieces, self._backend.host))
+    def _travelling(self, works: list[Work]) -> list[Work]:
+        """The same works with arrays that any process can read, and rows of which the workers know the pipeline."""
+        rows = [piece for work in works for piece in work.shards.values() if isinstance(piece, Rows)]
+        if rows and not rows[0].pipeline.chain.travels:  # one read for all workers: what comes next is one guess
+            found = dict(zip(rows, self._others.read(rows), strict=True))
+            works = [filled(work, lambda own: [found[piece] for piece in own]) for work in works]
+
+        def leaf(value: Any) -> Any:
+            return self._shipper.numbered(value) if isinstance(value, Rows) else self._backend.host(value)
+
+        return [replace(work, pieces=transform(work.pieces, leaf)) for work in works]
 
     def _answers(self) -> list[Any]:
         """The workers' answers to the last command; raises what one of them raised."""
@@ -185,6 +214,7 @@ class Crew:
         if failures:
             # A worker that failed may not have taken over what came with the command: all of it is sent again.
             self._plan, self._controls, self._stale = None, b"", True
+            self._shipper.again()
             raise next((error for error in failures if isinstance(error, WorkerError)), failures[0])
         return answers
 

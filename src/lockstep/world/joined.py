@@ -1,13 +1,16 @@
 """Joined: this process is one of those that torchrun, SLURM or the script itself launched.
 
-Every process runs the whole script and reads whole batches. The state, and what
-callbacks decide, are taken from the first; a fingerprint of each batch travels
-ahead of the step, and a mismatch stops the run.
+Every process runs the whole script and reads whole batches, or of a pipeline its own
+shards. The state, and what callbacks decide, are taken from the first; a fingerprint
+of each batch travels ahead of the step, and a mismatch stops the run.
 """
 
 import hashlib
 import pickle
-from collections.abc import Callable
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from lockstep.backends.base import Backend, Work
@@ -15,11 +18,14 @@ from lockstep.core import batches
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
-from lockstep.errors import ExactError, PeerFailed
+from lockstep.data.readers import Readers
+from lockstep.errors import ExactError, PeerFailed, WorkerError
 from lockstep.exchange.memory import MemoryExchange
 from lockstep.exchange.torch_distributed import DistributedExchange, Wire
 from lockstep.launch.interrupt import deferred
-from lockstep.world.team import numbered
+from lockstep.world.team import Value, numbered
+
+ABANDONED = -1  # in the place of a call's name
 
 
 class Joined:
@@ -30,9 +36,12 @@ class Joined:
     def __init__(self, backend: Backend, wire: Wire) -> None:
         self._backend = backend
         self._wire = wire
+        self._calling = False  # whether a call is under way, or has failed: the others know then
         self._plan: Plan | None = None
-        self.member = Member(backend, MemoryExchange(backend), deferred)
-        groups: list[tuple[str, ...]] = wire.gather_objects(tuple(backend.devices))
+        places: list[tuple[tuple[str, ...], str]] = wire.gather_objects((tuple(backend.devices), platform.node()))
+        groups = [devices for devices, _ in places]
+        self._readers = Readers(backend.stage, _place([host for _, host in places], wire.index))
+        self.member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, self._readers.read)
         self.devices = tuple(device for group in groups for device in group)
         self._groups = groups
         self.first = wire.index == 0
@@ -47,41 +56,82 @@ class Joined:
 
     def step(self, works: list[Work], plan: Plan) -> Sums:
         """One step by everyone, over the same batch."""
-        self._agree_on("step", works)
-        if plan != self._plan:
-            self.member = Member(self._backend, DistributedExchange(self._backend, self._wire, plan), deferred)
-            self._plan = plan
-        return self.member.step(works[self._wire.index])
+        with self._call():
+            self._agree_on("step", works)
+            if plan != self._plan:
+                self.member.exchange = DistributedExchange(self._backend, self._wire, plan)
+                self._plan = plan
+            return self.member.step(works[self._wire.index])
 
     def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
         """Everyone's results, in every process; one that fails still meets the others."""
-        self._agree_on(method, works)
-        result: dict[int, Any] | None = None
-        failed: Exception | None = None
-        try:
-            result = getattr(self.member, method)(works[self._wire.index])
-        except Exception as error:
-            failed = error
-        everyone: list[dict[int, Any] | None] = self._wire.gather_objects(result)
-        if failed is not None:
-            raise failed
-        for index, each in enumerate(everyone):
-            if each is None:
-                raise PeerFailed(f"Every process takes part. Process {index} failed in {method}; its output says why.")
-        return [each for each in everyone if each is not None]
+        with self._call():
+            self._agree_on(method, works)
+            result: dict[int, Any] | None = None
+            failed: Exception | None = None
+            try:
+                result = getattr(self.member, method)(works[self._wire.index])
+            except Exception as error:
+                failed = error
+            everyone: list[dict[int, Any] | None] = self._wire.gather_objects(result)
+            if failed is not None:
+                raise failed
+            for index, each in enumerate(everyone):
+                if each is None:
+                    raise PeerFailed(
+                        f"Every process takes part. Process {index} failed in {method}; its output says why."
+                    )
+            return [each for each in everyone if each is not None]
 
-    def agree(self, stop: bool) -> bool:
-        """What the first process says."""
-        return bool(self._meet("agree", int(stop), 0, 0)[0][1])
+    def agree(self, stop: bool, terminated: bool) -> tuple[bool, bool]:
+        """Stopping is the first process's to decide; a launcher's signal may reach only some."""
+        with self._call():
+            everyone = self._meet("agree", int(stop), int(terminated), 0)
+        return bool(everyone[0][1]), any(told for _, _, told, _ in everyone)
+
+    def share(self, make: Callable[[], Value]) -> Value:
+        """What the first process makes; the others wait for it."""
+        with self._call():
+            self._meet("share", 0, 0, 0)
+            outcome: tuple[Value | None, Exception | None] = (None, None)
+            if self.first:
+                try:
+                    outcome = make(), None
+                except Exception as error:
+                    outcome = None, error
+            value, failed = self._wire.from_first(outcome)
+            if failed is not None:
+                raise failed
+        shared: Value = value
+        return shared
+
+    def settle(self) -> None:
+        """The first process's state, where it has written to it."""
+        with self._call():
+            if any(touched for *_, touched in self._meet("settle", 0, 0, int(self._backend.touched()))):
+                self._take_state()
+
+    def abandon(self) -> None:
+        """Comes to the others' next call with nothing but that word; where a call itself failed, they know."""
+        if not self._calling:
+            with suppress(WorkerError):
+                self._wire.gather([ABANDONED, 0, 0, 0])
 
     def close(self) -> None:
-        """Lets go of the nodes; the world outlives this trainer, for there may be another."""
+        """Lets go of the nodes and readers; the world outlives this trainer, for there may be another."""
+        self._readers.close()
         self.member.exchange.close()
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        self._calling = True
+        yield
+        self._calling = False
 
     def _agree_on(self, method: str, works: list[Work]) -> None:
         """Stops where a process came with another batch; brings in what the first process's script has changed."""
         controls = pickle.dumps(self._backend.controls())
-        batch = 0 if method == "digests" else _fingerprint(works, self._backend.host)
+        batch = 0 if method in ("digests", "times") else _fingerprint(works, self._backend.host)
         everyone = self._meet(method, batch, _short(controls), self._backend.touched())
         for index, (_, theirs, _, _) in enumerate(everyone):
             if theirs != everyone[0][1]:
@@ -99,6 +149,10 @@ class Joined:
         """Everybody's numbers. Every call of the team begins here, so that no two can be taken for one another."""
         everyone = self._wire.gather([_short(method.encode()), *numbers])
         for index, (theirs, *_) in enumerate(everyone):
+            if theirs == ABANDONED:
+                raise PeerFailed(
+                    f"Every process takes part. Process {index} failed before {method}; its output says why."
+                )
             if theirs != everyone[0][0]:
                 raise ExactError(
                     f"Every process makes the same calls in the same order. This one is at {method!r}, and process "
@@ -118,6 +172,11 @@ def _fingerprint(works: list[Work], host: Callable[[Any], Any]) -> int:
     numbers = (head.num_examples, head.num_shards, head.threads, head.seed, head.step)
     pieces = tuple(batches.transform(work.pieces, host) for work in works)
     return batches.fingerprint((numbers, *pieces))
+
+
+def _place(hosts: list[str], index: int) -> tuple[int, int]:
+    """The number of this process among those of its host, and how many these are."""
+    return hosts[:index].count(hosts[index]), hosts.count(hosts[index])
 
 
 def _short(data: bytes) -> int:

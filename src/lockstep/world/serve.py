@@ -1,12 +1,16 @@
 """Serving: what a worker does from its first to its last breath."""
 
 import pickle
+import time
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lockstep.backends.base import Backend, State, Work
 from lockstep.backends.choose import module
+from lockstep.core.batches import Rows, transform
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
+from lockstep.data.readers import Readers
 from lockstep.devices import is_cpu
 from lockstep.exchange import parcel
 from lockstep.exchange.barrier import Barrier
@@ -16,6 +20,7 @@ from lockstep.exchange.shared import SharedExchange
 from lockstep.launch import failure, memory
 from lockstep.launch.interrupt import deferred
 from lockstep.launch.link import Link
+from lockstep.world.freight import Freight, Shipped
 
 STEP_MARK = b"s"  # before a command that ends at the barrier; one that cannot be read must still arrive there
 
@@ -39,6 +44,7 @@ class Command(NamedTuple):
     plan: Plan | None
     controls: bytes | None
     state: State | None
+    freight: Freight
 
 
 def serve(berth: Berth, link: Link) -> None:
@@ -49,20 +55,21 @@ def serve(berth: Berth, link: Link) -> None:
     backend = home.open(berth.recipe, berth.devices)
     leaves, parcels, control = (Region(descriptor) for descriptor in berth.regions)
     barrier = Barrier(berth.number, control, berth.bells)
-    member = Member(backend, MemoryExchange(backend), deferred)
+    readers = Readers(backend.stage, (berth.number, len(berth.bells)))
+    shipped = Shipped()
+    member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, readers.read)
     link.send(pickle.dumps(None))
     while True:
         message = link.receive()
         try:
             try:
-                command = _prepared(message, parcels, backend)
+                command = _prepared(message, parcels, backend, shipped)
             except Exception:
                 if message[:1] == STEP_MARK:
                     barrier.fail()  # the others would wait for this process
                 raise
             if command.plan is not None:
-                exchange = SharedExchange(backend, leaves, barrier, command.plan, berth.number)
-                member = Member(backend, exchange, deferred)
+                member.exchange = SharedExchange(backend, leaves, barrier, command.plan, berth.number)
             result: Any = getattr(member, command.method)(command.work)
         except Exception as error:
             failure.report(link, error)
@@ -70,9 +77,12 @@ def serve(berth: Berth, link: Link) -> None:
             link.send(pickle.dumps(None if command.method == "step" else result))
 
 
-def _prepared(message: bytes, parcels: Region, backend: Backend) -> Command:
+def _prepared(message: bytes, parcels: Region, backend: Backend, shipped: Shipped) -> Command:
     """The command, with everything the script changed taken over."""
     command: Command = parcel.unpack(message[1:], parcels)
+    shipped.take(command.freight)
+    pieces = transform(command.work.pieces, lambda value: shipped.known(value) if isinstance(value, Rows) else value)
+    command = command._replace(work=replace(command.work, pieces=pieces))
     if command.controls is not None:
         backend.turn(pickle.loads(command.controls))
     if command.state is not None:

@@ -1,13 +1,15 @@
 """What a team is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from lockstep.backends.base import Work
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
+
+Value = TypeVar("Value")
 
 
 class Team(Protocol):
@@ -26,8 +28,17 @@ class Team(Protocol):
     def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
         """Runs `Member.<method>` on everyone and gives all their results by shard."""
 
-    def agree(self, stop: bool) -> bool:
-        """Whether to stop, as the process that runs the callbacks has it."""
+    def agree(self, stop: bool, terminated: bool) -> tuple[bool, bool]:
+        """Whether to stop, as the process that runs the callbacks has it; whether any process was told to end."""
+
+    def share(self, make: Callable[[], Value]) -> Value:
+        """What `make` gives in the first process, in every process; what it raises there is raised everywhere."""
+
+    def settle(self) -> None:
+        """Brings to every process what the first one's callbacks have done to the model."""
+
+    def abandon(self) -> None:
+        """Tells the others that this process has failed between two calls, and will not come to the next."""
 
     def replicas(self) -> list[list[int]]:
         """The replicas that each process holds."""

@@ -14,9 +14,14 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     TensorDataset,
+    default_collate,
 )
 
 import lockstep
+from lockstep.backends.torch import sources
+from lockstep.core.batches import Rows
+from lockstep.data import loaders
+from lockstep.data.readers import Readers
 from lockstep.errors import BatchError
 
 X = torch.randn(27, 5, generator=torch.Generator().manual_seed(0))
@@ -39,6 +44,11 @@ def fitted(data, global_seed=0, epochs=2, **options):
         torch.manual_seed(global_seed)
         trainer.fit(data(), epochs=epochs, batch_size=8, verbose=0)
         return trainer.digest()
+
+
+def read(batch):
+    """The batch itself, where a source gives a reference."""
+    return Readers().read([batch])[0] if isinstance(batch, Rows) else batch
 
 
 class Noisy(Dataset):
@@ -84,7 +94,7 @@ def test_the_order_follows_from_the_runs_seed_alone(data):
 def test_every_epoch_has_an_order_of_its_own(data):
     with wrapped() as trainer:
         source = trainer._source(LOADERS[data](), 8, shuffle=True)
-        epochs = [[batch[1].tolist() for batch in source.epoch(index)] for index in (0, 1, 0)]
+        epochs = [[read(batch)[1].tolist() for batch in source.epoch(index)] for index in (0, 1, 0)]
     assert epochs[0] == epochs[2] != epochs[1]
     for epoch in epochs:
         assert [len(batch) for batch in epoch] == [8, 8, 8, 3]
@@ -154,3 +164,175 @@ def test_several_inputs(data):
         assert trainer.evaluate(data, batch_size=9) == expected
         trainer.fit(data, batch_size=9, verbose=0)
         assert trainer._run.step == 3
+
+
+# -- where a run is taken up again, and how many workers a loader has
+
+
+class SeveralAtOnce(Noisy):
+    def __getitem__(self, index):
+        raise AssertionError
+
+    def __getitems__(self, indices):
+        return [(X[index] + torch.rand(1), Y[index]) for index in indices]
+
+
+def jittered(examples):
+    x, y = default_collate(examples)
+    return x + random.random(), y
+
+
+def started(worker):
+    """The loader's own function for its workers."""
+    assert torch.utils.data.get_worker_info().num_workers == 2
+
+
+class Answers:
+    """A batch sampler that answers in arrays, tensors, and whatever can be iterated."""
+
+    def __iter__(self):
+        return iter([np.arange(8), torch.arange(8, 16), range(16, 24), (24, 25, 26)])
+
+    def __len__(self):
+        return 4
+
+
+RESUMED = {
+    "shuffled": lambda **options: DataLoader(Noisy(), 8, shuffle=True, **options),
+    "with a generator": lambda **options: DataLoader(Noisy(), 8, shuffle=True, generator=torch.Generator(), **options),
+    "its own sampler": lambda **options: DataLoader(Noisy(), 8, sampler=own_sampler(), **options),
+    "a batch sampler": lambda **options: DataLoader(
+        Noisy(), batch_sampler=BatchSampler(own_sampler(), 8, True), **options
+    ),
+    "a drawing collate": lambda **options: DataLoader(Noisy(), 8, collate_fn=jittered, **options),
+    "several at once": lambda **options: DataLoader(SeveralAtOnce(), 8, shuffle=True, **options),
+    "arrays from a batch sampler": lambda **options: DataLoader(Noisy(), batch_sampler=Answers(), **options),
+    "several at once by arrays": lambda **options: DataLoader(SeveralAtOnce(), batch_sampler=Answers(), **options),
+    "batches by a sampler": lambda **options: DataLoader(
+        PAIRS, sampler=BatchSampler(own_sampler(), 8, False), batch_size=None, **options
+    ),
+    "no batches": lambda **options: DataLoader(
+        [(X[i : i + 9], Y[i : i + 9]) for i in (0, 9, 18)], batch_size=None, shuffle=True, **options
+    ),
+}
+
+
+def epoch(loader, index, start=0):
+    found = sources.of(loader, 8, True, 3)
+    assert found.resumes == "by its sampler"
+    return [tuple(part.numpy().tobytes() for part in batch) for batch in found.epoch(index, start)]
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_an_epoch_can_be_begun_anywhere(kind):
+    torch.manual_seed(1)
+    whole = epoch(RESUMED[kind](), 1)
+    assert len(whole) in (3, 4)
+    torch.manual_seed(2)
+    for start in range(len(whole) + 1):
+        assert epoch(RESUMED[kind](), 1, start) == whole[start:]
+
+
+@pytest.mark.parametrize(
+    "kind", ["with a generator", "a drawing collate", "several at once", "arrays from a batch sampler"]
+)
+def test_any_number_of_a_loaders_workers_gives_the_same_bytes(kind):
+    alone = [epoch(RESUMED[kind](), index, 1) for index in (0, 1)]
+    assert alone[0] != alone[1]
+    loader = RESUMED[kind](num_workers=2, worker_init_fn=started, persistent_workers=True, prefetch_factor=3)
+    found = sources.of(loader, 8, True, 3)
+    for index in (0, 1):
+        assert [tuple(part.numpy().tobytes() for part in batch) for batch in found.epoch(index, 1)] == alone[index]
+
+
+def test_nothing_is_read_of_what_comes_before():
+    seen = []
+
+    class Watched(Noisy):
+        def __getitem__(self, index):
+            seen.append(index)
+            return super().__getitem__(index)
+
+    list(sources.of(DataLoader(Watched(), 8), 8, True, 0).epoch(0, 2))
+    assert seen == list(range(16, 27))
+
+
+def test_a_stream_is_read_and_dropped():
+    found = sources.of(DataLoader(Stream(), 8), 8, True, 0)
+    assert found.resumes == "by reading and dropping"
+    whole = [batch[1].tolist() for batch in found.epoch(0)]
+    assert [batch[1].tolist() for batch in found.epoch(0, 2)] == whole[2:]
+
+
+class Stateful(DataLoader):
+    """Like torchdata's: it says where it stands, in tensors."""
+
+    given = 0
+
+    def __iter__(self):
+        for index, batch in enumerate(super().__iter__()):
+            if index >= self.given:
+                self.given = index + 1
+                yield batch
+        self.given = 0
+
+    def state_dict(self):
+        return {"given": torch.tensor(self.given), "list": [1, 2]}
+
+    def load_state_dict(self, state):
+        self.given = int(state["given"])
+
+
+def test_a_loader_with_a_state_of_its_own():
+    with wrapped() as trainer:
+        first, second = (trainer._source(Stateful(PAIRS, 8, shuffle=True), 8, shuffle=True) for _ in range(2))
+    assert first.resumes == "by its state_dict"
+    read = first.epoch(1)
+    before = [next(read)[1].tolist(), next(read)[1].tolist()]
+    state = first.state()
+    assert state["given"]["lockstep:tensor"] == 2
+    after = [batch[1].tolist() for batch in read]
+    assert [batch[1].tolist() for batch in second.epoch(1, 2, state)] == after
+    assert sorted(label for batch in before + after for label in batch) == sorted(Y.tolist())
+
+
+class Drawing(Stateful):
+    """Keeps the state that its generator had before the epoch, too."""
+
+    def __iter__(self):
+        self.before = self.generator.get_state()
+        return super().__iter__()
+
+    def state_dict(self):
+        return {"given": self.given, "generator": self.before}
+
+    def load_state_dict(self, state):
+        self.given = state["given"]
+        self.generator.set_state(state["generator"])
+
+
+@pytest.mark.parametrize("kind", [Stateful, Drawing])
+@pytest.mark.parametrize("num", [2, 4])  # in the middle of an epoch, and at its end
+def test_a_loader_with_a_state_and_a_generator(kind, num):
+    first, second = (loaders.of(kind(PAIRS, 8, shuffle=True, generator=torch.Generator()), 3) for _ in range(2))
+    read = first.epoch(0)
+    for _ in range(num):
+        next(read)
+    state = first.state()
+    if num == 4:
+        assert next(read, None) is None
+        state = first.state()
+        read = first.epoch(1)
+    expected = [batch[1].tolist() for batch in read]
+    found = second.epoch(1, 0, state) if num == 4 else second.epoch(0, num, state)
+    assert [batch[1].tolist() for batch in found] == expected
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_data_set_is_read_by_the_processes_that_compute(devices):
+    torch.manual_seed(0)
+    net = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=devices, shards=2, threads=1) as trainer:
+        trainer.fit(Noisy(), epochs=2, batch_size=8, verbose=0)
+        assert trainer.digest() == fitted(Noisy)

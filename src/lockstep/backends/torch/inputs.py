@@ -5,6 +5,7 @@ shard's arrays are always copied into buffers of their own and never are views o
 the batch.
 """
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +15,15 @@ import torch
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, transform
 from lockstep.errors import BatchError
 
+_THREAD = threading.local()  # its streams
+
 
 def put(value: Any, device: torch.device) -> Any:
     """A nest with every array in a fresh, contiguous tensor on the device."""
 
     def leaf(value: Any) -> Any:
+        if isinstance(value, Staged):
+            return value.taken()
         if isinstance(value, torch.Tensor):
             fresh = torch.empty(value.shape, dtype=value.dtype, device=device)
             return fresh.copy_(value.detach())
@@ -29,6 +34,52 @@ def put(value: Any, device: torch.device) -> Any:
         return value
 
     return transform(value, leaf)
+
+
+class Staged:
+    """A tensor that lies on its GPU already, in a buffer of its own, filled on another stream."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.shape = tensor.shape
+
+    def __len__(self) -> int:
+        return len(self._tensor)
+
+    def __getitem__(self, where: Any) -> torch.Tensor:
+        return self.taken()[where]
+
+    def taken(self) -> torch.Tensor:
+        """The tensor, whose memory is not used again before the computing stream is done with it."""
+        self._tensor.record_stream(torch.cuda.current_stream(self._tensor.device))
+        return self._tensor
+
+
+def stage(piece: Any, device: torch.device) -> Any:
+    """The piece with its arrays on the GPU: pinned, and copied on a stream of this thread's own."""
+    if device.type != "cuda":
+        return piece
+    stream = _side_stream(device)
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.ndim:
+            value = torch.from_numpy(value if value.flags.c_contiguous else np.ascontiguousarray(value))
+        if not isinstance(value, torch.Tensor) or not value.ndim or value.is_cuda:
+            return value
+        fresh = torch.empty(value.shape, dtype=value.dtype, device=device)
+        return Staged(fresh.copy_(value.detach().contiguous().pin_memory(), non_blocking=True))
+
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        staged = transform(piece, leaf)
+        stream.synchronize()  # this thread waits; the one that computes does not
+    return staged
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    streams: dict[torch.device, torch.cuda.Stream] = _THREAD.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return streams[device]
 
 
 def host(value: Any) -> Any:

@@ -1,63 +1,52 @@
-"""Sources: torch's own data sets and loaders.
+"""Sources: torch's own loaders, read in the controlling process with their own workers.
 
-A loader is read in the controlling process, with its own workers. Its generators
-are seeded from (seed, epoch) and its randomness kept apart from the script's.
+The loader's sampler says which examples come, and runs with generators of its own.
+Each example is read with the global generators seeded from (seed, epoch, index), so
+neither the number of the loader's workers nor the place where a run was resumed
+changes a byte.
 """
 
-import random
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from numbers import Integral
 from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from lockstep.core import seeds
+from lockstep.core import generators, seeds
 from lockstep.core.batches import top
+from lockstep.core.generators import Apart
 from lockstep.errors import BatchError
+
+# What a loader was made with, and passes on to the one that reads in its place. Not its generator, which belongs to
+# the sampler: it would be drawn from once more where the loader has workers.
+_PASSED_ON = (
+    *("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("prefetch_factor", "persistent_workers"),
+)
 
 
 def of(data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
-    """A source for a Dataset or a DataLoader; None for anything else."""
-    if isinstance(data, DataLoader):
-        return LoaderSource(data, seed)
+    """A source for a DataLoader or a stream of examples; None for anything else, also for what keeps its own state."""
+    if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
+        return None
     if isinstance(data, IterableDataset):
-        return LoaderSource(DataLoader(data, batch_size=batch_size), seed)
-    if isinstance(data, Dataset):
-        return DatasetSource(data, batch_size, shuffle, seed)
-    return None
+        return StreamLoaderSource(DataLoader(data, batch_size=batch_size), seed)
+    if not isinstance(data, DataLoader):
+        return None
+    samplers = data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)
+    if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+        raise BatchError("The batch is the whole batch. Remove the sampler.")
+    return (StreamLoaderSource if isinstance(data.dataset, IterableDataset) else LoaderSource)(data, seed)
 
 
-class DatasetSource:
-    """A map-style data set, read by index in the order of (seed, epoch)."""
+class _Source:
+    """What both have in common: the loader's own batch size, order and workers."""
 
-    def __init__(self, dataset: Any, batch_size: int, shuffle: bool, seed: int) -> None:
-        self._dataset = dataset
-        self.batch_size = batch_size
-        self._shuffle = shuffle
-        self._seed = seed
-        self.num_examples = len(dataset)
-        self.num_steps = -(-len(dataset) // batch_size)
-
-    def epoch(self, index: int) -> Iterator[Any]:
-        """The batches of the epoch; random transforms draw from (seed, epoch)."""
-        order = seeds.order(self._seed, index, self.num_examples) if self._shuffle else np.arange(self.num_examples)
-        starts = range(0, self.num_examples, self.batch_size)
-        return _apart((self._batch(order[start : start + self.batch_size]) for start in starts), self._seed, index)
-
-    def _batch(self, indices: Any) -> Any:
-        if hasattr(self._dataset, "__getitems__"):
-            return default_collate(self._dataset.__getitems__(indices.tolist()))
-        return default_collate([self._dataset[int(index)] for index in indices])
-
-
-class LoaderSource:
-    """A DataLoader, which has its own batch size, order and workers."""
+    endless = once = False
 
     def __init__(self, loader: Any, seed: int) -> None:
-        self._samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-        if any(isinstance(sampler, DistributedSampler) for sampler in self._samplers):
-            raise BatchError("The batch is the whole batch. Remove the sampler.")
         self._loader = loader
         self._seed = seed
         self.batch_size: int | None = loader.batch_size
@@ -67,48 +56,113 @@ class LoaderSource:
         except TypeError:
             self.num_steps = self.num_examples = None
 
-    def epoch(self, index: int) -> Iterator[Any]:
-        """The loader's batches, its order seeded from (seed, epoch)."""
-
-        def read() -> Iterator[Any]:
-            for owner in (self._loader, *self._samplers):
-                generator = getattr(owner, "generator", None)
-                if generator is not None:
-                    generator.manual_seed(seeds.derive("loader", self._seed, index))
-            yield from self._loader
-
-        return _apart(read(), self._seed, index)
+    def state(self) -> Any:
+        """A DataLoader says nothing."""
+        return None
 
 
-def _apart(batches: Iterator[Any], seed: int, epoch: int) -> Iterator[Any]:
-    """The same batches, with Python's, numpy's and torch's generators of their own while they are made."""
-    theirs = _seeded(seeds.derive("loader", seed, epoch))
-    while True:
-        ours = _states()
-        _set(theirs)
-        try:
-            batch = next(batches, None)
-            theirs = _states()
-        finally:
-            _set(ours)
-        if batch is None:
-            return
-        yield top(batch)
+class StreamLoaderSource(_Source):
+    """A loader over a stream of examples."""
+
+    resumes = "by reading and dropping"
+
+    def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
+        """The loader's batches; those before `start` are read and dropped."""
+        apart = generators.of_loader(self._loader, self._seed, index)
+        with apart:
+            iterator = iter(self._loader)
+        return map(top, islice(apart.over(iterator), start, None))
 
 
-def _states() -> tuple[Any, Any, Any]:
-    return random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+class LoaderSource(_Source):
+    """A loader over a data set with examples by index."""
+
+    resumes = "by its sampler"
+
+    def __init__(self, loader: Any, seed: int) -> None:
+        super().__init__(loader, seed)
+        collates = loader.batch_sampler is not None
+        self._keys = _Keys(loader.batch_sampler if collates else loader.sampler)
+        options: dict[str, Any] = {name: getattr(loader, name) for name in _PASSED_ON}
+        reading = (_Batches if collates else _Answers)(loader.dataset, loader.collate_fn, seed)
+        self._reading: DataLoader[Any] = DataLoader(
+            reading, batch_size=None, sampler=self._keys, collate_fn=_as_it_is, **options
+        )
+
+    def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
+        """The loader's batches from `start` on; nothing is read of those before."""
+        self._keys.begin(index, start, generators.of_loader(self._loader, self._seed, index))
+        apart = Apart(seeds.derive("loader", self._seed, index))
+        with apart:
+            iterator = iter(self._reading)
+        return map(top, apart.over(iterator))
 
 
-def _set(states: tuple[Any, Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.random.set_rng_state(states[2])
+class _Keys:
+    """The sampler's answers, each with its epoch, from one of them on."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self._begin: tuple[int, int, Apart] | None = None
+
+    def begin(self, epoch: int, start: int, apart: Apart) -> None:
+        self._begin = epoch, start, apart
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self._begin is not None
+        epoch, start, apart = self._begin
+        with apart:
+            found = iter(self._sampler)
+        # A loader with workers asks ahead: the sampler's draws are its own.
+        return ((epoch, answer) for answer in islice(apart.over(found), start, None))
+
+    def __len__(self) -> int:
+        return len(self._sampler)
 
 
-def _seeded(seed: int) -> tuple[Any, Any, Any]:
-    return (
-        random.Random(seed).getstate(),
-        np.random.RandomState(seed % 2**32).get_state(),
-        torch.Generator().manual_seed(seed).get_state(),
-    )
+class _Answers(Dataset[Any]):
+    """What a loader that does not collate makes of a sampler's answer, read with generators of its own."""
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], seed: int) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._seed = seed
+
+    def __getitem__(self, key: Any) -> Any:
+        epoch, answer = key
+        found = self._read(epoch, answer)
+        return self._seeded("collate", epoch, answer, lambda: self._collate(found))
+
+    def _read(self, epoch: int, answer: Any) -> Any:
+        return self._seeded("example", epoch, answer, lambda: self._dataset[answer])
+
+    def _seeded(self, purpose: str, epoch: int, answer: Any, make: Callable[[], Any]) -> Any:
+        with generators.kept():
+            generators.seed(seeds.derive(purpose, self._seed, epoch, *_numbers(answer)))
+            return make()
+
+
+class _Batches(_Answers):
+    """What a loader that collates makes of a batch sampler's answer."""
+
+    def __getitem__(self, key: Any) -> Any:
+        epoch, answer = key
+        return super().__getitem__((epoch, answer if hasattr(answer, "__len__") else list(answer)))
+
+    def _read(self, epoch: int, answer: Any) -> Any:
+        if hasattr(self._dataset, "__getitems__"):
+            return self._seeded("example", epoch, answer, lambda: self._dataset.__getitems__(answer))
+        return [super(_Batches, self)._read(epoch, each) for each in answer]
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _numbers(answer: Any) -> list[int]:
+    """What a sampler answered, for a seed."""
+    if hasattr(answer, "tolist"):
+        answer = answer.tolist()
+    if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
+        return [number for each in answer for number in _numbers(each)]
+    return [int(answer) if isinstance(answer, Integral) else zlib.crc32(repr(answer).encode())]

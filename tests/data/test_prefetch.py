@@ -1,0 +1,105 @@
+"""Ahead of time: the same bytes, errors where they belong, and an end to every thread."""
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from data.kit import IMAGES, LABELS, Pairs, epoch, flat
+from lockstep.core.batches import Rows
+from lockstep.data import arrays, indexed
+from lockstep.data.reader import Reader
+from lockstep.data.readers import Readers
+from lockstep.errors import ExampleError
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("lockstep-reader")]
+
+
+CHAINS = {
+    "gathered": lambda: arrays(IMAGES, LABELS).shuffle(3).batch(8),
+    "cached": lambda: arrays(IMAGES, LABELS).shuffle(3).cache().batch(8),
+    "repeated": lambda: arrays(IMAGES, LABELS).shuffle(3).repeat().batch(8).take(9),
+    "made": lambda: indexed(Pairs()).shuffle(3).batch(8),
+}
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+@pytest.mark.parametrize("num", [1, 4])
+def test_prefetched_is_the_same(kind, num):
+    for index in (0, 2):
+        for shards in (1, 3):
+            expected = flat(epoch(CHAINS[kind](), index, shards))
+            assert flat(epoch(CHAINS[kind]().prefetch(num), index, shards)) == expected
+    assert threads() == []
+
+
+def test_what_comes_next_is_made_ahead():
+    made = []
+    pipeline = arrays(IMAGES).batch(10).prefetch(2)
+    reader = Reader(pipeline.chain, stage=lambda piece: made.append(len(piece)) or piece)
+    first = Rows(None, 0, 0, 10, 1, 2)
+    reader.read([first])
+    assert set(reader._ahead) == {(Rows(None, 0, 1, 10, 1, 2),), (Rows(None, 0, 2, 10, 1, 2),)}
+    reader.read([Rows(None, 0, 3, 7, 1, 2)])  # a wrong guess; after the last batch comes the next epoch
+    assert set(reader._ahead) == {(Rows(None, 1, 0, 10, 1, 2),), (Rows(None, 1, 1, 10, 1, 2),)}
+    reader.close()
+    assert threads() == []
+    assert set(made) <= {5, 3}
+
+
+def failing(x):
+    if x == 12:
+        raise ValueError("bad")
+    return x
+
+
+def test_an_error_comes_with_the_read_that_needs_the_piece():
+    read = iter(arrays(np.arange(30)).map(failing).batch(5).prefetch(3))
+    assert [next(read).tolist(), next(read).tolist()] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    with pytest.raises(ExampleError, match="failed on example 12: ValueError: bad"):
+        next(read)
+    assert threads() == []
+
+
+def test_an_iteration_that_is_left_ends_its_threads():
+    for _ in arrays(IMAGES).batch(2).prefetch(2):
+        assert threads()
+        break
+    gc.collect()
+    assert threads() == []
+
+
+def test_a_reader_ends_with_its_pipeline():
+    readers = Readers()
+    pipeline = arrays(IMAGES).batch(4).prefetch(2)
+    readers.read([Rows(pipeline, 0, 0, 4)])
+    assert threads()
+    del pipeline
+    gc.collect()
+    assert threads() == []
+
+
+def test_readers_that_are_dropped_end():
+    readers = Readers()
+    pipeline = arrays(IMAGES).batch(4).prefetch(2)
+    readers.read([Rows(pipeline, 0, 0, 4)])
+    del readers
+    gc.collect()
+    assert threads() == []
+
+
+def test_reading_ahead_overlaps_with_computing(tmp_path):
+    name = tmp_path / "x.npy"
+    np.save(name, np.zeros((64, 4)))
+    slow = arrays(name).batch(16).prefetch(1)
+    reader = Reader(slow.chain, stage=lambda piece: time.sleep(0.05) or piece)
+    reader.read([Rows(None, 0, 0, 16)])
+    time.sleep(0.2)  # computing
+    begun = time.perf_counter()
+    reader.read([Rows(None, 0, 1, 16)])
+    assert time.perf_counter() - begun < 0.04
+    reader.close()
