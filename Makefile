@@ -37,7 +37,7 @@ clean: ## remove .venv and every cache
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-$(FULL): EXTRAS := torch,plot,dev
+$(FULL): EXTRAS := torch,plot,tensorboard,dev
 $(SMALL): EXTRAS := torch,plot
 $(FULL) $(SMALL):
 	$(PYTHON) -m venv .venv

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.callbacks import Callback, Chain, History
 from lockstep.callbacks.base import NO_LOGS, Params
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, StateError
 
 PARAMS: Params = {"epochs": 2, "steps": 3, "batch_size": 8, "examples": 24}
 MOMENTS = [
@@ -40,7 +40,8 @@ def test_every_moment_reaches_every_callback_in_order() -> None:
 
 
 def test_the_chain_has_every_moment_of_a_callback() -> None:
-    public = {name for name in vars(Callback) if name.startswith(("on_", "set_")) or name == "close"}
+    public = {name for name, value in vars(Callback).items() if callable(value) and not name.startswith("_")}
+    assert {"on_epoch_end", "set_params", "state_dict", "load_state_dict", "close"} <= public
     assert public - set(vars(Chain)) == set()
 
 
@@ -103,3 +104,61 @@ def test_close_reaches_everyone_also_when_one_raises() -> None:
 def test_what_is_no_callback_is_refused(callbacks: Any, message: str) -> None:
     with pytest.raises(LockstepError, match=message):
         Chain(callbacks, trainer=None, params=PARAMS)
+
+
+class Count(Callback):
+    """A callback with a state, empty until it has something to say."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count} if self.count else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state.get("count", 0)
+
+
+class Other(Count):
+    pass
+
+
+def test_states_go_to_the_callbacks_they_came_from() -> None:
+    saved = Chain([Count(1), Callback(), Other(2), Count()], trainer=None, params=PARAMS).state_dict()
+    assert saved == [
+        {"name": "Count", "state": {"count": 1}},
+        {"name": "Other", "state": {"count": 2}},
+        {"name": "Count", "state": {}},
+    ]
+    # What has no state may come and go.
+    callbacks = [Callback(), Count(), Other(), Callback(), Count(9)]
+    Chain(callbacks, trainer=None, params=PARAMS).load_state_dict(saved)
+    assert [callback.count for callback in callbacks if isinstance(callback, Count)] == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "here"),
+    [
+        ([], "none"),
+        ([Count()], "Count"),
+        ([Other(), Count()], "Other, Count"),
+        ([Count(), Other(), Other()], "Count, Other, Other"),
+    ],
+)
+def test_other_callbacks_are_refused(callbacks: list[Callback], here: str) -> None:
+    saved = Chain([Count(1), Other(2)], trainer=None, params=PARAMS).state_dict()
+    with pytest.raises(StateError) as caught:
+        Chain(callbacks, trainer=None, params=PARAMS).load_state_dict(saved)
+    assert str(caught.value) == (
+        "A run goes on with the callbacks that it had. "
+        f"Saved are the states of Count, Other, and fit was given {here}. "
+        "Give callbacks=[...] of these classes in this order."
+    )
+    assert all(callback.count == 0 for callback in callbacks if isinstance(callback, Count))
+
+
+def test_a_bare_callback_has_no_state() -> None:
+    callback = Callback()
+    assert callback.state_dict() == {}
+    callback.load_state_dict({})
+    assert Chain([callback], trainer=None, params=PARAMS).state_dict() == []

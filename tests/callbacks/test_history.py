@@ -96,6 +96,22 @@ def test_csv_keeps_every_digit(tmp_path: Path) -> None:
         np.testing.assert_array_equal([float(row[name]) for row in rows], column)
 
 
+def test_a_saved_history_goes_on_with_every_digit() -> None:
+    whole, first, second = History(("cpu:0",)), History(("cpu:0",)), History(("cpu:0", "cpu:1"))
+    epochs = [{"loss": 0.1 + 0.2}, {"loss": 1 / 3, "val_loss": 5e-324}, {"loss": math.nan}, {"val_loss": math.inf}]
+    for epoch, logs in enumerate(epochs):
+        whole.record(epoch, logs, seconds=1 / 7)
+        (first if epoch < 2 else second).record(epoch, logs, seconds=1 / 7)
+        if epoch == 1:
+            saved = first.state_dict()
+            first.record(9, {"late": 1.0}, seconds=1.0)  # what is saved does not change
+            second.load_state_dict(saved)
+    assert repr(second.state_dict()) == repr(whole.state_dict())
+    assert second.devices == ("cpu:0", "cpu:1")
+    assert "late" not in saved["history"]
+    assert saved["epoch"] == [0, 1]
+
+
 def png_size(path: Path) -> tuple[int, int]:
     """Width and height from a PNG's header."""
     data = path.read_bytes()
@@ -140,6 +156,29 @@ def test_a_panel_has_whole_epochs_a_legend_and_both_lines() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["train", "validation"]
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
     assert axes.get_xlabel() == "epoch"
+
+
+def test_the_axis_has_no_epoch_0_and_full_names() -> None:
+    names = [prefix + name for prefix in ("", "val_") for name in ("loss", "a", "b", "c", "d")]
+    figure = draw(list(range(30)), {name: [0.5] * 30 for name in names})
+    figure.draw_without_rendering()
+    loss, metrics = figure.axes
+    assert all(axes.get_xlim()[0] >= 0.5 for axes in (loss, metrics))
+    legend = metrics.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()][:2] == ["a, train", "a, validation"]
+    # Eight names do not fit between the lines: they stand beside the panel, inside the picture.
+    box, panel = legend.get_window_extent(), metrics.get_window_extent()
+    assert panel.x1 <= box.x0 < box.x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize(("num_panels", "shape"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 2)), (5, (2, 3)), (7, (3, 3))])
+def test_panels_fill_their_rows(num_panels: int, shape: tuple[int, int]) -> None:
+    figure = draw([0], {f"m{index}": [2.0] for index in range(num_panels)})
+    spec = figure.axes[0].get_subplotspec()
+    assert spec is not None
+    assert len(figure.axes) == num_panels
+    assert spec.get_geometry()[:2] == shape
 
 
 def test_one_epoch_is_one_tick() -> None:

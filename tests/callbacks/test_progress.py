@@ -1,5 +1,6 @@
 """What `fit` shows: in a terminal, in a file, in a notebook; and what it leaves behind."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from io import StringIO
@@ -16,6 +17,7 @@ from lockstep.callbacks.base import Params
 from lockstep.callbacks.progress import Progress
 from lockstep.callbacks.screen import Notebook, choose
 from lockstep.callbacks.summary import Summary
+from lockstep.core.breakdown import Breakdown
 
 OPENING = "2 devices (cpu:0, cpu:1), 8 shards of 32, batch 256, 1 thread per shard, seed 0"
 LOGS = {"loss": 0.412, "accuracy": 0.861, "val_loss": 0.398, "val_accuracy": 0.87}
@@ -56,7 +58,9 @@ class Run:
     def __init__(self, console: Console | None, **params: Any) -> None:
         self.clock = Clock()
         self.history = History(devices=("cpu:0", "cpu:1"))
-        self.trainer = SimpleNamespace(opening=OPENING, history=self.history, stop_training=False)
+        self.trainer = SimpleNamespace(
+            opening=OPENING, resumed="", history=self.history, stop_training=False, breakdown=None
+        )
         self.params: Params = {"epochs": 10, "steps": 235, "batch_size": 256, "examples": 60_000}
         self.params.update(params)  # type: ignore[typeddict-item]
         self.progress = Progress(console=console, clock=self.clock)
@@ -163,6 +167,43 @@ def test_the_opening_may_come_with_the_first_batch() -> None:
     run.trainer.opening = OPENING
     run.steps(3, {"loss": 1.0})
     assert file.getvalue() == OPENING + "\n"
+
+
+def test_a_breakdown_comes_last() -> None:
+    file = StringIO()
+    run = Run(Console(file=file, width=100))
+    parts = [{"input": 6.0, "compute": 2.0, "exchange": 1.0, "update": 1.0}] * 2
+    run.trainer.breakdown = Breakdown(("cpu:0", "cpu:1"), parts, 10.0, 100, 25_600)
+    run.chain.on_train_begin()
+    run.chain.on_train_end()
+    run.chain.close()
+    text = file.getvalue()
+    assert re.search(r"ms a step +input +compute +exchange +update +rest", text)
+    assert re.search(r"cpu:1 +60\.00 \(60%\) +20\.00 \(20%\) +10\.00 \(10%\) +10\.00 \(10%\) +0\.00 \(0%\)", text)
+    assert "2,560 samples/s. 60 % of the step waits for input: add .prefetch(2)" in text
+
+
+def test_a_resumed_run_says_where_after_the_opening() -> None:
+    console, file = plain()
+    run = Run(console)
+    run.trainer.resumed = "resumed at epoch 2, batch 120"
+    run.chain.on_train_begin()
+    run.chain.on_epoch_begin(1)
+    run.steps(3, {"loss": 1.0}, first=120)
+    assert file.getvalue().splitlines() == [OPENING, "resumed at epoch 2, batch 120"]
+
+
+@pytest.mark.parametrize(("first", "speed"), [(0, "  6,522 samples/s"), (120, "  6,522 samples/s"), (235, "")])
+def test_an_epoch_resumed_in_its_middle_has_its_own_speed(first: int, speed: str) -> None:
+    """The time is the whole epoch's, so the steps are too; where none was left to make, there is no speed."""
+    console, file = plain()
+    run = Run(console)
+    run.chain.on_train_begin()
+    run.chain.on_epoch_begin(1)
+    run.steps(235 - first, {"loss": 0.412}, first=first)
+    run.history.record(1, {"loss": 0.412}, seconds=9.2)
+    run.chain.on_epoch_end(1, {"loss": 0.412})
+    assert file.getvalue().splitlines()[-1] == f"epoch  2/10  loss 0.4120  9.2 s{speed}"
 
 
 def test_a_pipe_stays_a_pipe_where_colors_are_forced(

@@ -1,10 +1,31 @@
 """Callbacks: what runs beside the steps of `fit`, with Keras's names.
 
-`lockstep.callbacks.progress` is imported by whoever shows one: rich takes its time.
+`lockstep.callbacks.progress` is imported by whoever shows one: rich takes its time. So do
+matplotlib and tensorboard, which are only imported when a run begins that uses them.
 """
 
 from lockstep.callbacks.base import Callback
 from lockstep.callbacks.chain import Chain
+from lockstep.callbacks.csv_logger import CSVLogger
+from lockstep.callbacks.early_stopping import EarlyStopping
+from lockstep.callbacks.ema import EMA
 from lockstep.callbacks.history import History
+from lockstep.callbacks.log import Log
+from lockstep.callbacks.plateau import ReduceLROnPlateau
+from lockstep.callbacks.plot import Plot
+from lockstep.callbacks.schedule import LearningRateSchedule
+from lockstep.callbacks.tensorboard import TensorBoard
 
-__all__ = ["Callback", "Chain", "History"]
+__all__ = [
+    "EMA",
+    "CSVLogger",
+    "Callback",
+    "Chain",
+    "EarlyStopping",
+    "History",
+    "LearningRateSchedule",
+    "Log",
+    "Plot",
+    "ReduceLROnPlateau",
+    "TensorBoard",
+]

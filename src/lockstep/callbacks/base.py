@@ -89,5 +89,17 @@ class Callback:
     def on_test_end(self, logs: Logs = NO_LOGS) -> None:
         """Called after an evaluation."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the callback, so that a resumed run goes on in mid-count.
+
+        Numbers, text, None, lists, tuples, dicts and numpy arrays, nothing else; and nothing that
+        changes later, for it is written while training goes on. A callback that overrides
+        this must be there again when the run is resumed.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` gave; called between `on_train_begin` and the first `on_epoch_begin`."""
+
     def close(self) -> None:
         """Called last, whatever happened: puts back what must not stay behind. May be called twice."""

@@ -1,11 +1,11 @@
 """Chain: many callbacks behind the face of one, so that the loop calls each moment once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs, Params
-from lockstep.errors import CallbackError
+from lockstep.errors import CallbackError, StateError
 
 
 class Chain(Callback):
@@ -67,6 +67,27 @@ class Chain(Callback):
         for callback in self.callbacks:
             callback.on_test_end(logs)
 
+    def state_dict(self) -> list[dict[str, Any]]:  # type: ignore[override]  # one for each, not one
+        """The class and the state of every callback that has one, in order."""
+        return [{"name": type(callback).__name__, "state": callback.state_dict()} for callback in self._stateful()]
+
+    def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:  # type: ignore[override]
+        """Hands every state to its callback, where they are the callbacks that it came from."""
+        callbacks = self._stateful()
+        saved, here = [part["name"] for part in state], [type(callback).__name__ for callback in callbacks]
+        if saved != here:
+            raise StateError(
+                "A run goes on with the callbacks that it had. "
+                f"Saved are the states of {_listed(saved)}, and fit was given {_listed(here)}. "
+                "Give callbacks=[...] of these classes in this order."
+            )
+        for callback, part in zip(callbacks, state, strict=True):
+            callback.load_state_dict(part["state"])
+
+    def _stateful(self) -> list[Callback]:
+        """The callbacks that keep a state; those without one may come and go."""
+        return [callback for callback in self.callbacks if type(callback).state_dict is not Callback.state_dict]
+
     def close(self) -> None:
         """Closes every callback, in order, also when one of them raises."""
         with ExitStack() as stack:
@@ -96,3 +117,7 @@ def _checked(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
 def _shown(value: object) -> str:
     """A value in an error: a callback by its class, anything else by its repr."""
     return f"{type(value).__name__}()" if isinstance(value, Callback) else repr(value)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

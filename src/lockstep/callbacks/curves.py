@@ -10,6 +10,7 @@ and no global state are involved.
 
 import math
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from lockstep.errors import MissingExtra
@@ -25,6 +26,8 @@ COLORS = ("#1f6fb4", "#d9661f", "#2e8b57", "#8a4fbf", "#b8324a", "#5f6b76")
 PANEL_INCHES = (5.2, 3.9)
 PANELS_PER_ROW = 3
 MOST_MARKERS = 30
+MOST_INSIDE = 4
+"""Lines of which the names find room between them; those of more stand beside the panel."""
 LEAST_SHARED = 0.05
 """A metric that never gets this far from 0 would lie flat on a scale up to 1."""
 
@@ -46,6 +49,19 @@ def panels(curves: Curves) -> dict[str, list[str]]:
     return result
 
 
+def figure_type() -> "type[Figure]":
+    """matplotlib's figure, or an error that says what to install.
+
+    >>> figure_type().__name__
+    'Figure'
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra('Pictures need matplotlib. Install it: pip install "lockstep-train[plot]"') from error
+    return Figure
+
+
 def draw(epochs: Sequence[int], curves: Curves) -> "Figure":
     """Draws the curves over the epochs, which are counted from 1 on the axis.
 
@@ -53,14 +69,10 @@ def draw(epochs: Sequence[int], curves: Curves) -> "Figure":
     >>> [axes.get_title() for axes in figure.axes]
     ['loss', 'accuracy']
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra('Pictures need matplotlib. Install it: pip install "lockstep-train[plot]"') from error
-
+    Figure = figure_type()
     grouped = panels(curves) or {"loss": []}
-    columns = min(len(grouped), PANELS_PER_ROW)
-    rows = math.ceil(len(grouped) / columns)
+    rows = math.ceil(len(grouped) / PANELS_PER_ROW)
+    columns = math.ceil(len(grouped) / rows)  # four panels are two by two
     figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), dpi=120, layout="constrained")
     for index, (title, names) in enumerate(grouped.items()):
         axes = figure.add_subplot(rows, columns, index + 1)
@@ -68,6 +80,17 @@ def draw(epochs: Sequence[int], curves: Curves) -> "Figure":
         axes.set_title(title)
         _dress(axes, [epoch + 1 for epoch in epochs])
     return figure
+
+
+def picture(figure: "Figure", kind: str = "png") -> bytes:
+    """The figure as the bytes of a file: png, svg, pdf.
+
+    >>> picture(draw([0], {"loss": [0.5]}))[1:4]
+    b'PNG'
+    """
+    buffer = BytesIO()
+    figure.savefig(buffer, format=kind)
+    return buffer.getvalue()
 
 
 def _draw_panel(axes: "Axes", epochs: Sequence[int], curves: Curves, names: Sequence[str]) -> None:
@@ -97,8 +120,10 @@ def _dress(axes: "Axes", epochs: Sequence[int]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("epoch")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, steps=[1, 2, 5, 10]))
     axes.ticklabel_format(axis="y", style="plain", useOffset=False)
+    if epochs:
+        axes.set_xlim(left=max(axes.get_xlim()[0], min(epochs) - 0.5))  # there is no epoch 0 to mark
     if len(set(epochs)) < 2:
         middle = epochs[0] if epochs else 1
         axes.set_xlim(middle - 0.5, middle + 0.5)
@@ -106,5 +131,7 @@ def _dress(axes: "Axes", epochs: Sequence[int]) -> None:
     axes.grid(visible=True, color="#e3e6e8", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.lines:
+    if len(axes.lines) > MOST_INSIDE:
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
+    elif axes.lines:
         axes.legend(frameon=True, framealpha=0.9, edgecolor="none")

@@ -9,9 +9,11 @@ import math
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from lockstep.callbacks.base import Logs
-from lockstep.callbacks.curves import draw
+from lockstep.callbacks.curves import draw, picture
+from lockstep.callbacks.files import replace
 from lockstep.callbacks.numerals import duration, significant
 
 
@@ -54,6 +56,39 @@ class History:
         self.epoch.append(epoch)
         self.seconds.append(float(seconds))
 
+    def state_dict(self) -> dict[str, Any]:
+        """The numbers, for a checkpoint.
+
+        >>> history = History(devices=("cpu:0",))
+        >>> history.record(0, {"loss": 0.5}, seconds=1.5)
+        >>> history.state_dict()
+        {'history': {'loss': [0.5]}, 'epoch': [0], 'seconds': [1.5]}
+        """
+        columns = {name: list(column) for name, column in self.history.items()}
+        return {"history": columns, "epoch": list(self.epoch), "seconds": list(self.seconds)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over saved numbers; the devices are those of the present run.
+
+        >>> history = History(devices=("cpu:0", "cpu:1"))
+        >>> history.load_state_dict({"history": {"loss": [0.5]}, "epoch": [0], "seconds": [1.5]})
+        >>> history, history.devices
+        (History(1 epoch: loss 0.5000), ('cpu:0', 'cpu:1'))
+        """
+        self.history = {name: list(column) for name, column in state["history"].items()}
+        self.epoch = list(state["epoch"])
+        self.seconds = list(state["seconds"])
+
+    def last(self) -> dict[str, float]:
+        """The newest epoch's values.
+
+        >>> history = History()
+        >>> history.record(0, {"loss": 0.5}, seconds=1.5)
+        >>> history.last()
+        {'loss': 0.5}
+        """
+        return {name: column[-1] for name, column in self.history.items() if column}
+
     def closing(self) -> str:
         """Says how the run ended, how fast and on what, in one line.
 
@@ -82,9 +117,7 @@ class History:
         target = Path(path)
         if not target.suffix:
             target = target.with_suffix(".png")
-        figure = draw(self.epoch, self.history)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(target)
+        replace(target, picture(draw(self.epoch, self.history), target.suffix[1:]))
         return target
 
     def to_csv(self, path: str | PathLike[str]) -> Path:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from lockstep.callbacks.bar import Bar, Speed
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
+from lockstep.callbacks.breakdown import view
 from lockstep.callbacks.numerals import duration, significant
 from lockstep.callbacks.screen import Screen, choose, standard_console
 from lockstep.callbacks.summary import Summary
@@ -54,12 +55,14 @@ class Progress(Callback):
     """A progress bar in a terminal or notebook, and one line per finished epoch everywhere.
 
     `fit` adds it by itself unless `verbose=0`. It prints the trainer's `opening` at the
-    start and `history.closing()` at the end. `console` and `clock` are there for tests.
+    start, then where a checkpoint was taken up if one was, and `history.closing()` at the
+    end. `console` and `clock` are there for tests.
 
     >>> from types import SimpleNamespace
     >>> from lockstep.callbacks import Chain, History
     >>> history = History(devices=("cpu:0",))
-    >>> trainer = SimpleNamespace(opening="1 device (cpu:0), 8 shards of 32, batch 256", history=history)
+    >>> opening = "1 device (cpu:0), 8 shards of 32, batch 256"
+    >>> trainer = SimpleNamespace(opening=opening, resumed="", history=history, breakdown=None)
     >>> params = {"epochs": 1, "steps": 1, "batch_size": 256, "examples": 256}
     >>> chain = Chain([Progress(console=Console(force_terminal=False))], trainer, params)
     >>> chain.on_train_begin()
@@ -121,15 +124,20 @@ class Progress(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
         values = (f"{name} {significant(value)}" for name, value in logs.items())
-        seconds = self._seconds(epoch)
+        recorded = self._recorded(epoch)
+        seconds = self._own_seconds() if recorded is None else recorded
+        # The recorded time is the whole epoch's, also of one that was resumed in its middle.
+        steps = self._done if recorded is None else self._batch + 1
         facts = [*values, f"{duration(seconds)} s"]
-        if speed := self._speed(self._done / seconds if seconds > 0 else None):
+        if speed := self._speed(steps / seconds if steps and seconds > 0 else None):
             facts.append(str(speed))
         self._epoch = None
         self._screen.keep(Summary(self._title(epoch), tuple(facts)))
 
     def on_train_end(self, logs: Logs = NO_LOGS) -> None:
         self._screen.keep(Text(self.trainer.history.closing()))
+        if self.trainer.breakdown is not None:
+            self._screen.keep(view(self.trainer.breakdown))
 
     def close(self) -> None:
         """Gives the terminal back, cursor and all. An unfinished epoch's bar stays in view."""
@@ -140,6 +148,8 @@ class Progress(Callback):
         """Prints the opening once there is one: the shards may be known only after the first batch."""
         if self.trainer.opening:
             self._screen.keep(Text(self.trainer.opening))
+            if resumed := getattr(self.trainer, "resumed", ""):
+                self._screen.keep(Text(resumed))
             self._greeted = True
 
     def _draw(self, note: str = "") -> None:
@@ -165,11 +175,12 @@ class Progress(Callback):
         epochs = self.params.get("epochs") or epoch + 1
         return f"epoch {epoch + 1:>{len(str(epochs))}}/{epochs}"
 
-    def _seconds(self, epoch: int) -> float:
-        """Training time of the epoch: as recorded by the loop, so that all lines agree, else our own."""
-        recorded = self.trainer.history
-        if recorded.epoch and recorded.epoch[-1] == epoch:
-            return float(recorded.seconds[-1])
+    def _recorded(self, epoch: int) -> float | None:
+        """Training time of the epoch as recorded by the loop, so that all lines agree; None where it was not."""
+        history = self.trainer.history
+        return float(history.seconds[-1]) if history.epoch and history.epoch[-1] == epoch else None
+
+    def _own_seconds(self) -> float:
         return self._clock() - self._began if self._trained is None else self._trained
 
     def _speed(self, steps_per_second: float | None) -> Speed | None:
@@ -178,7 +189,7 @@ class Progress(Callback):
             return None
         params = self.params
         batch_size, examples, steps = params.get("batch_size"), params.get("examples"), params.get("steps")
-        if batch_size and not (examples and self._done * batch_size > examples):
+        if batch_size and not (examples and (self._batch + 1) * batch_size > examples):
             return Speed(steps_per_second * batch_size, "samples")
         if examples and steps:
             # The last batch was short, or batches differ: the epoch's mean says it right.

@@ -1,0 +1,85 @@
+"""The plateau: where a metric no longer moves, smaller steps may still find a way."""
+
+from typing import Any
+
+from lockstep.callbacks.arguments import whole
+from lockstep.callbacks.base import NO_LOGS, Callback, Logs
+from lockstep.core.monitor import Monitor
+from lockstep.errors import CallbackError
+
+
+class ReduceLROnPlateau(Callback):
+    """Multiplies the learning rates by `factor` after `patience` epochs without an improvement, as in Keras.
+
+    Then `cooldown` epochs pass before the next count begins. Every group of parameters is
+    reduced, down to `min_lr`; a group whose rate is smaller than that already keeps it.
+
+    >>> from types import SimpleNamespace
+    >>> callback = ReduceLROnPlateau("loss", factor=0.5, patience=2)
+    >>> callback.set_trainer(SimpleNamespace(learning_rates=(0.1, 0.01)))
+    >>> callback.on_train_begin()
+    >>> for epoch, loss in enumerate((0.5, 0.5, 0.5)):
+    ...     callback.on_epoch_end(epoch, {"loss": loss})
+    >>> callback.trainer.learning_rates
+    (0.05, 0.005)
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        if not 0 < factor < 1:
+            raise CallbackError(
+                f"factor makes a learning rate smaller: above 0, below 1. Got {factor}. Use factor=0.1."
+            )
+        if not min_lr >= 0:
+            raise CallbackError(f"min_lr is the least learning rate, 0 or more. Got {min_lr}. Use min_lr=0.")
+        self.monitor = Monitor(monitor, mode, min_delta)
+        self.factor = factor
+        self.patience = whole("patience", patience, least=0)
+        self.cooldown = whole("cooldown", cooldown, least=0)
+        self.min_lr = min_lr
+        self._reset()
+
+    def _reset(self) -> None:
+        self.wait = 0
+        self.best: float | None = None
+        self.cooling = 0
+
+    def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
+        self._reset()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
+        value = self.monitor.value(logs)
+        if self.cooling:
+            self.cooling -= 1
+            self.wait = 0
+        if self.monitor.better(value, self.best):
+            self.best = value
+            self.wait = 0
+        elif not self.cooling:
+            self.wait += 1
+            if self.wait >= self.patience:
+                self._reduce()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"wait": self.wait, "best": self.best, "cooling": self.cooling}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.wait, self.best, self.cooling = state["wait"], state["best"], state["cooling"]
+
+    def _reduce(self) -> None:
+        rates = self.trainer.learning_rates
+        if any(rate > self.min_lr for rate in rates):
+            self.trainer.learning_rates = tuple(
+                max(rate * self.factor, self.min_lr) if rate > self.min_lr else rate for rate in rates
+            )
+            self.cooling = self.cooldown
+            self.wait = 0
