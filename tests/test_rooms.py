@@ -58,9 +58,17 @@ ROOMS = [  # the first that fits a file is its room
     Room(
         "world/",
         "cloudpickle lockstep.errors lockstep.devices lockstep.core lockstep.backends.base lockstep.backends.choose "
-        "lockstep.exchange lockstep.launch lockstep.world",
+        "lockstep.exchange lockstep.launch lockstep.data lockstep.world",
         never="lockstep.core.loop",
     ),
+    # Input: arithmetic on positions, the script's own code, and processes to run it in. No backend, no model.
+    Room(
+        "data/",
+        "numpy cloudpickle lockstep.errors lockstep.core lockstep.data lockstep.exchange.parcel "
+        "lockstep.exchange.region lockstep.launch",
+        never="lockstep.core.loop lockstep.core.step",
+    ),
+    Room("checkpoint/", "numpy safetensors lockstep.errors lockstep.core lockstep.checkpoint lockstep.backends.base"),
     Room("launch/", "cloudpickle lockstep.errors lockstep.launch lockstep.core.plan"),
 ]
 
@@ -147,7 +155,9 @@ def test_the_top_reaches_backends_through_the_seam(file):
     assert list(name_tests(tree(file))) == []
 
 
-@pytest.mark.parametrize("path", ["core/", "backends/torch", "backends/choose.py", "backends/", "exchange/", "launch/"])
+@pytest.mark.parametrize(
+    "path", ["core/", "backends/torch", "backends/choose.py", "backends/", "exchange/", "world/", "data/", "launch/"]
+)
 def test_no_room_is_empty(path):
     assert any(file.startswith(path) for file in FILES)
 
@@ -183,6 +193,10 @@ def test_imports_are_read_in_full(source, names):
         ("launch/", "lockstep.core.plan.Plan", True),
         ("launch/", "lockstep.core.planet", False),  # a prefix ends at a dot
         ("launch/", "numpy", False),
+        ("data/", "lockstep.exchange.parcel", True),
+        ("data/", "lockstep.backends.base", False),
+        ("data/", "lockstep.core.step.Member", False),
+        ("world/", "lockstep.data.readers", True),
     ],
 )
 def test_the_table(path, name, allowed):

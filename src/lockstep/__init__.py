@@ -1,15 +1,47 @@
 """Lockstep: one model, many devices, the same bits.
 
 trainer = lockstep.wrap(model, optimizer, loss)
-trainer.fit((x, y), epochs=10, batch_size=256)
+trainer.fit((x, y), epochs=10, batch_size=256, checkpoint="ckpt/")
 """
 
-from lockstep.callbacks import Callback, History
+from lockstep import data
+from lockstep.callbacks import (
+    EMA,
+    Callback,
+    CSVLogger,
+    EarlyStopping,
+    History,
+    LearningRateSchedule,
+    Log,
+    Plot,
+    ReduceLROnPlateau,
+    TensorBoard,
+)
+from lockstep.checkpoint import Checkpoint, load_arrays
 from lockstep.core.metrics import Metric
 from lockstep.core.objective import objective
 from lockstep.errors import LockstepError
 from lockstep.trainer import Trainer
 from lockstep.wrap import wrap
 
-__all__ = ["Callback", "History", "LockstepError", "Metric", "Trainer", "objective", "wrap"]
+__all__ = [
+    "EMA",
+    "CSVLogger",
+    "Callback",
+    "Checkpoint",
+    "EarlyStopping",
+    "History",
+    "LearningRateSchedule",
+    "LockstepError",
+    "Log",
+    "Metric",
+    "Plot",
+    "ReduceLROnPlateau",
+    "TensorBoard",
+    "Trainer",
+    "data",
+    "load_arrays",
+    "objective",
+    "wrap",
+]
 __version__ = "0.1.0"

@@ -1,30 +1,232 @@
-"""Fitting: the trainer as the loop sees it."""
+"""Fitting: one call of `fit`, from its beginning or from where a checkpoint left it."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from lockstep.callbacks import Callback
+import numpy as np
+
+from lockstep import forward, snapshots
+from lockstep.callbacks import Callback, Chain, History
+from lockstep.callbacks.base import Params
+from lockstep.checkpoint import Checkpoint, Snapshot
+from lockstep.core import loop
 from lockstep.core.metrics import Column, Sums
 from lockstep.data.source import Source
+from lockstep.errors import BatchError, ExactError, StateError
+from lockstep.launch.termination import Termination
+from lockstep.saver import Saver, say
+from lockstep.watch import Watch
 
 if TYPE_CHECKING:
     from lockstep.trainer import Trainer
 
+_FACTS: dict[str, type | tuple[type, ...]] = {
+    "place": dict,
+    "epochs": int,
+    "data": dict,
+    "history": dict,
+    "callbacks": list,
+}
+_PLACE: dict[str, type | tuple[type, ...]] = {
+    "epoch": int,
+    "batch": int,
+    "sums": np.ndarray,
+    "logs": dict,
+    "seconds": float,
+    "stopped": bool,
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `fit` was asked for, beside the data to train on."""
+
+    epochs: int
+    steps_per_epoch: int | None
+    validation_data: Any
+    callbacks: Sequence[Callback]
+    checkpoint: str | PathLike[str] | Checkpoint | None
+    verbose: int
+
+
+def fit(trainer: "Trainer", read: Callable[[], Source], asked: Asked) -> History:
+    """Trains on the data that `read` gives, and gives the history."""
+    try:
+        with ExitStack() as stack:
+            saver, termination = None, Termination()
+            if asked.checkpoint is not None:
+                saver = stack.enter_context(Saver(asked.checkpoint, trainer._team.first))
+                stack.enter_context(termination)
+            trainer._team.ready()
+            fitting = Fit(trainer, read, asked, saver, termination)
+            stack.callback(fitting.chain.close)
+            fitting.begin()
+            loop.fit(fitting, fitting.place, asked.epochs, asked.steps_per_epoch, fitting.chain, time.perf_counter)
+            fitting.chain.on_train_end(trainer.history.last())
+        trainer._team.settle()
+    except _Terminated as end:
+        _say(trainer, str(end))
+        raise SystemExit(0) from None
+    except Exception:
+        trainer._team.abandon()
+        raise
+    return trainer.history
+
+
+def _say(trainer: "Trainer", words: str) -> None:
+    if trainer._team.first:
+        say(words)
+
+
+class _Terminated(Exception):
+    """SIGTERM came, and all is saved."""
+
 
 class Fit:
-    """The trainer as the loop sees it."""
+    """The trainer as the loop sees it, and where the loop stands."""
 
-    def __init__(self, trainer: "Trainer", train: Source, validation_data: Any) -> None:
-        self._trainer = trainer
-        self._train = train
-        self._validation_data = validation_data
+    def __init__(
+        self,
+        trainer: "Trainer",
+        read: Callable[[], Source],
+        asked: Asked,
+        saver: Saver | None,
+        termination: Termination,
+    ) -> None:
+        trainer.stop_training = False
+        trainer.history = History(trainer.devices)
+        trainer.resumed = ""
+        trainer.breakdown = None
+        first = trainer._team.first
+        self._trainer, self._asked, self._read = trainer, asked, read
+        self._train = train = self._opened()
+        params = Params(
+            epochs=asked.epochs,
+            steps=asked.steps_per_epoch or train.num_steps,
+            batch_size=train.batch_size,
+            examples=train.num_examples,
+        )
+        self.place = loop.Place()
+        self.chain = Chain([*(asked.callbacks if first else ()), *shown(asked.verbose and first)], trainer, params)
+        self._running: Iterator[Any] | None = None  # data that goes on from epoch to epoch
+        self._termination = termination
+        self._saver = saver
+        self._validation = None  # one source for all epochs: workers know a pipeline they have seen
+        if asked.validation_data is not None:
+            self._validation = forward.source(trainer, asked.validation_data, None)
+        self._state: Any = None  # the data's own, of the moment it was saved
+        self._logs: Mapping[str, float] = {}
+        self._watch = Watch(trainer) if trainer._team.share(lambda: asked.verbose >= 2) else None
+        if not first:
+            for callback in asked.callbacks:
+                callback.set_trainer(trainer)  # the first process runs them; they may be asked here
 
-    @property
-    def stop_training(self) -> bool:
-        return self._trainer._team.agree(self._trainer.stop_training)
+    # -- beginning
 
-    def batches(self) -> Iterator[Any]:
-        yield from self._train.epoch(self._trainer._run.epoch)
+    def _opened(self) -> Source:
+        train = self._read()
+        if train.endless and self._asked.steps_per_epoch is None:
+            raise BatchError(
+                "An epoch has an end. Got endless data without steps_per_epoch. Use steps_per_epoch=100, say."
+            )
+        self._trainer._batch_size = train.batch_size
+        return train
+
+    def begin(self) -> None:
+        """Takes up a saved run where there is one; then the callbacks begin."""
+        facts = None if self._saver is None else self._resume(self._saver)
+        self.chain.on_train_begin()
+        if facts is not None and self._trainer._team.first:
+            self.chain.load_state_dict(facts["callbacks"])
+
+    def _resume(self, saver: Saver) -> dict[str, Any] | None:
+        trainer, asked = self._trainer, self._asked
+        found = trainer._team.share(saver.newest)
+        if found is None:
+            return None
+        name, saved = found
+        facts: dict[str, Any] = saved.facts.get("fit", {})
+        snapshots.check_facts(facts, _FACTS)
+        snapshots.check_facts(facts["place"], _PLACE)
+        place = loop.Place(**{name: facts["place"][name] for name in _PLACE})
+        place.stopped &= asked.epochs <= facts["epochs"]
+        over = place.stopped or place.epoch >= asked.epochs
+        if trainer.exact:
+            self._check(facts, over)
+        seed = trainer._run.seed
+        trainer._restore(saved)
+        if trainer._run.seed != seed:
+            self._train = self._opened()  # in the order of the saved run
+        trainer.history.load_state_dict(facts["history"])
+        self.place, self._state = place, facts["data"].get("state")
+        if over:
+            held = f"already holds {place.epoch} of {asked.epochs} epochs"
+            if place.stopped:
+                held = f"holds a run that a callback ended after {place.epoch} of {facts['epochs']} epochs"
+            elif place.epoch > asked.epochs:
+                held = f"already holds {place.epoch} epochs, more than the {asked.epochs} asked for"
+            _say(trainer, f"{saver.folder} {held}; raise epochs or name another folder")
+        else:
+            where = f"after {place.batch} steps of" if place.batch else "at the beginning of"
+            trainer.resumed = f"resumed from {name} {where} epoch {place.epoch + 1}"
+        return facts
+
+    def _check(self, facts: Mapping[str, Any], over: bool) -> None:
+        """Refuses data that cannot be the saved run's."""
+        here, there = self._data(), facts["data"]
+        for name, value in here.items():
+            if value != there.get(name):
+                raise StateError(
+                    f"A run goes on with the data it began with. The checkpoint has {name}={there.get(name)}, this run "
+                    f"{name}={value}. Give the same, or use exact=False to go on with other data."
+                )
+        if self._train.once and not over:
+            raise ExactError(
+                "A run goes on where it stopped. A generator can only be read from where it is. Give a list, a loader, "
+                "arrays or a lockstep.data pipeline; or use exact=False to go on with whatever it gives next."
+            )
+
+    def _data(self) -> dict[str, Any]:
+        return {
+            "batch_size": self._train.batch_size,
+            "examples": self._train.num_examples,
+            "steps_per_epoch": self._asked.steps_per_epoch,
+        }
+
+    # -- the loop's calls
+
+    def stops(self) -> bool:
+        trainer = self._trainer
+        stop, terminated = trainer._team.agree(trainer.stop_training, self._termination.asked)
+        self._termination.asked = terminated
+        return stop
+
+    def batches(self, start: int) -> Iterator[Any]:
+        train, epoch = self._train, self._trainer._run.epoch
+        began = time.perf_counter()
+        goes_on = train.endless or train.once
+        batches = self._going_on(epoch) if goes_on else train.epoch(epoch, start, self._state)
+        if start and self._trainer.resumed and not train.endless:
+            first = list(itertools.islice(batches, 1))
+            self._trainer.resumed += f" ({train.resumes}, {time.perf_counter() - began:.1f} s)"
+            batches = itertools.chain(first, batches)
+        self._state = None
+        return batches if self._watch is None else self._watch.over(batches)
+
+    def _going_on(self, epoch: int) -> Iterator[Any]:
+        """Data without epochs of its own: the next one begins where the last one ended."""
+        train = self._train
+        if self._running is None:
+            self._running = train.epoch(0, 0 if train.once else self._trainer.num_steps, self._state)
+        first = list(itertools.islice(self._running, 1))
+        if not first and train.once and epoch:
+            return train.epoch(epoch)  # which says that it is used up
+        return itertools.chain(first, self._running)
 
     def train(self, batch: Any) -> Sums:
         return self._trainer._train(batch)
@@ -32,9 +234,55 @@ class Fit:
     def columns(self) -> list[Column]:
         return list(self._trainer._backend.columns)
 
+    @property
+    def validates(self) -> bool:
+        return self._validation is not None
+
     def validate(self) -> Mapping[str, float]:
+        assert self._validation is not None
+        return forward.evaluate(self._trainer, self._validation)
+
+    def record(self, epoch: int, logs: Mapping[str, float], seconds: float) -> None:
         self._trainer._run.epoch += 1
-        return {} if self._validation_data is None else self._trainer.evaluate(self._validation_data)
+        self._trainer.history.record(epoch, logs, seconds)
+
+    def step_made(self) -> None:
+        if self._saver is not None:
+            self._saver.step_made(self._trainer.num_steps, self._snapshot)
+            self._terminate()
+
+    def epoch_made(self, logs: Mapping[str, float]) -> None:
+        self._logs = logs
+        if self._watch is not None:
+            self._trainer.breakdown = self._watch.breakdown()
+        if self._saver is not None:
+            last = self.place.stopped or self.place.epoch == self._asked.epochs
+            self._saver.epoch_made(self._trainer.num_steps, last, logs, self._snapshot)
+            self._terminate()
+
+    def _terminate(self) -> None:
+        """Answers SIGTERM."""
+        if self._saver is not None and self._termination.asked:
+            step = self._trainer.num_steps
+            self._saver.save(step, self._snapshot)
+            self._saver.finish()
+            raise _Terminated(
+                f"stopped by SIGTERM after step {step}, saved in {self._saver.folder}; "
+                "the same command goes on from there"
+            )
+
+    def _snapshot(self) -> Snapshot:
+        trainer, place = self._trainer, self.place
+        if place.batch:
+            place.logs = dict(loop.Totals(self.columns, place.sums))
+        facts = {
+            "place": asdict(place),
+            "epochs": self._asked.epochs,
+            "data": {**self._data(), "state": self._train.state()},
+            "history": trainer.history.state_dict(),
+            "callbacks": self.chain.state_dict(),
+        }
+        return trainer._snapshot(fit=facts, logs={} if place.batch else dict(self._logs))
 
 
 def shown(verbose: bool | int) -> list[Callback]:

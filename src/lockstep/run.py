@@ -1,12 +1,13 @@
 """The run: the few numbers that make an experiment what it is, and where it stands."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 from lockstep.core import plan
 from lockstep.devices import is_cpu
-from lockstep.errors import PlanError
+from lockstep.errors import PlanError, StateError
 
 
 @dataclass
@@ -21,6 +22,7 @@ class Run:
     threads: int | None = None
     step: int = 0
     epoch: int = 0
+    given: frozenset[str] = frozenset()  # what was chosen, and so is not taken from a checkpoint
 
     def __post_init__(self) -> None:
         """Refuses numbers that mean nothing."""
@@ -30,6 +32,31 @@ class Run:
                 raise PlanError(f"{name} is a whole number from 1 on. Got {name}={value!r}. Leave it out to choose.")
         if not _whole(self.seed):
             raise PlanError(f"seed is a whole number. Got seed={self.seed!r}. Use seed=0.")
+
+    def state(self) -> dict[str, int | None]:
+        """The numbers by name, for a checkpoint."""
+        return {name: getattr(self, name) for name in ("step", "epoch", "seed", "shards", "threads")}
+
+    def check(self, saved: Mapping[str, Any], exact: bool, num_devices: int) -> None:
+        """Refuses a saved run with other numbers than those chosen for this one."""
+        if saved["shards"] is not None and saved["shards"] < num_devices:
+            raise StateError(
+                f"Every device needs a shard, and a run keeps its shards. The checkpoint has {saved['shards']}, this "
+                f"run {num_devices} devices. Use devices={saved['shards']}, or a new run with shards={num_devices}."
+            )
+        for name in sorted(self.given):
+            chosen = getattr(self, name)
+            if saved[name] not in (None, chosen) and (exact or name == "shards"):
+                raise StateError(
+                    f"A run keeps its {name}. The checkpoint has {saved[name]}, this run was given {name}={chosen}. "
+                    f"Leave {name} out, or use {name}={saved[name]}"
+                    + ("." if name == "shards" else ", or exact=False to go on with another.")
+                )
+
+    def take_over(self, saved: Mapping[str, Any]) -> None:
+        """Goes on as the saved run, with those numbers that were not chosen for this one."""
+        for name in self.state().keys() - self.given:
+            setattr(self, name, saved[name])
 
     def opening(self, batch_size: int, devices: Sequence[str], raised: bool) -> str:
         """The line with which training opens.

@@ -1,23 +1,22 @@
 """The trainer: what `wrap` gives back. Thin; what it does is done in core and by the team."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from lockstep import verification
-from lockstep.backends.base import Backend, Recipe, Work
-from lockstep.callbacks import Callback, Chain, History
-from lockstep.callbacks.base import Params
-from lockstep.core import batches, digest, loop, plan, tree
+from lockstep import fitting, forward, snapshots, verification
+from lockstep.backends.base import Array, Backend, Recipe, State, Work
+from lockstep.callbacks import Callback, History
+from lockstep.checkpoint import Checkpoint, Snapshot, find, write
+from lockstep.core import batches, digest, plan
+from lockstep.core.breakdown import Breakdown
 from lockstep.core.metrics import Sums
 from lockstep.data import source
-from lockstep.devices import alike, is_cpu
-from lockstep.errors import BatchError, DivergedError, ExactError, PlanError, StateError
-from lockstep.fitting import Fit, shown
+from lockstep.devices import is_cpu
+from lockstep.errors import BatchError, OptimizerError, StateError
 from lockstep.logs import Logs
 from lockstep.run import Run
 from lockstep.world import Team
@@ -51,6 +50,8 @@ class Trainer:
         self.stop_training = False
         self.history = History(tuple(devices))
         self.opening = ""
+        self.resumed = ""  # where a checkpoint was taken up, for a person to read
+        self.breakdown: Breakdown | None = None  # where the time of `fit(verbose=2)` went
         self._recipe = recipe
         self._backend = backend
         self._start = start
@@ -72,40 +73,20 @@ class Trainer:
         steps_per_epoch: int | None = None,
         validation_data: Any = None,
         callbacks: Sequence[Callback] = (),
+        checkpoint: str | PathLike[str] | Checkpoint | None = None,
         verbose: int = 1,
     ) -> History:
         """Trains for `epochs` passes over the data and gives the history of loss and metrics.
 
         `data` is `(inputs, targets)`, a nest of arrays, a data set, a loader or an
         iterable of batches. `batch_size` is the whole batch across all devices.
+        `checkpoint` names a folder: the run is saved there as it goes, and goes on
+        from there, exactly, where the folder holds one; `epochs` is then the total.
         """
         if extra:
             raise BatchError(f"fit takes one data argument. Got {1 + len(extra)}. Use fit((x, y), ...).")
-        train = self._source(data, batch_size, shuffle)
-        self._team.ready()
-        first = self._team.first
-        params = Params(
-            epochs=epochs,
-            steps=steps_per_epoch or train.num_steps,
-            batch_size=train.batch_size,
-            examples=train.num_examples,
-        )
-        self._batch_size = train.batch_size
-        self.stop_training = False
-        self.history = History(self.devices)
-        chain = Chain([*(callbacks if first else ()), *shown(verbose and first)], self, params)
-        try:
-            loop.fit(
-                Fit(self, train, validation_data),
-                epochs,
-                steps_per_epoch,
-                chain,
-                self.history.record,
-                time.perf_counter,
-            )
-        finally:
-            chain.close()
-        return self.history
+        asked = fitting.Asked(epochs, steps_per_epoch, validation_data, callbacks, checkpoint, verbose)
+        return fitting.fit(self, lambda: self._source(data, batch_size, shuffle), asked)
 
     def step(self, batch: Any) -> Logs:
         """Trains on one batch: one batch in, one update out."""
@@ -124,7 +105,7 @@ class Trainer:
 
     def _train(self, batch: Any) -> Sums:
         run = self._run
-        if run.shards is None or run.threads is None:
+        if not self.opening:
             self._decide(batches.count(batch))
         works, parts = self._works(batch, run.step, self._num_shards(batches.count(batch)))
         team = self._team
@@ -140,44 +121,17 @@ class Trainer:
         """Loss and metrics over the data, with every example counted once."""
         if extra:
             raise BatchError(f"evaluate takes one data argument. Got {1 + len(extra)}. Use evaluate((x, y)).")
-        totals = loop.Totals(lambda: list(self._backend.columns))
-        for num_shards, _, shards in self._gather("evaluate", self._source(data, batch_size, shuffle=False).epoch(0)):
-            sums = tree.fold([shards.get(shard) for shard in range(num_shards)], np.add)
-            assert sums is not None
-            totals.add(sums)
-        return dict(totals)
+        return forward.evaluate(self, forward.source(self, data, batch_size))
 
     def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
         """The model's outputs as numpy, in order, one row per example; of a loader's batches the inputs are taken."""
         arrays = isinstance(inputs, dict | tuple) or batches.is_array(inputs)
-        read = self._source(inputs, batch_size, shuffle=False).epoch(0)
-        return self._rows(read if arrays else map(batches.inputs, read))
+        read = forward.source(self, inputs, batch_size).epoch(0)
+        return forward.rows(self, read if arrays else map(batches.inputs, read))
 
     def __call__(self, inputs: Any) -> Any:
         """The outputs for one batch of inputs, split over the replicas, in order, as the framework's own arrays."""
-        return self._backend.native(self._rows(iter([inputs])))
-
-    def _rows(self, inputs: Iterator[Any]) -> Any:
-        """The outputs for every batch of inputs, put end to end."""
-        rows = []
-        for num_shards, num_examples, shards in self._gather("forward", inputs):
-            sizes = plan.sizes(num_examples, num_shards)
-            for shard in sorted(shards):
-                batches.check_rows(shards[shard], sizes[shard])
-                rows.append(shards[shard])
-        return batches.join(rows, np.concatenate)
-
-    def _gather(self, method: str, read: Iterator[Any]) -> Iterator[tuple[int, int, dict[int, Any]]]:
-        """For every batch the numbers of shards and examples, and every shard's result; the first batch decides."""
-        num_shards = None
-        for index, batch in enumerate(read):
-            num_examples = batches.count(batch)
-            num_shards = num_shards or self._num_shards(num_examples)
-            works, _ = self._works(batch, index, num_shards)
-            parts = self._team.gather(method, works)
-            yield num_shards, num_examples, {shard: value for part in parts for shard, value in part.items()}
-        if num_shards is None:
-            raise BatchError("Data holds at least one batch. Got none. Give data; a generator can be read once.")
+        return self._backend.native(forward.rows(self, iter([inputs])))
 
     # -- state
 
@@ -191,53 +145,73 @@ class Trainer:
         """The names of the devices, in order."""
         return self._team_devices
 
+    @property
+    def exact(self) -> bool:
+        """Whether the promise of equal bits holds."""
+        return self._recipe.options.exact
+
+    @property
+    def runs_callbacks(self) -> bool:
+        """Whether callbacks run in this process; of those launched together only the first runs them."""
+        return self._team.first
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps made so far, also by the runs that were resumed."""
+        return self._run.step
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """The optimizer's learning rate for each of its groups of parameters; can be assigned."""
+        return tuple(group["lr"] for group in self._backend.numbers())
+
+    @learning_rates.setter
+    def learning_rates(self, rates: Sequence[float]) -> None:
+        groups = len(self._backend.numbers())
+        if len(rates) != groups:
+            raise OptimizerError(
+                f"Every group of parameters has one learning rate. Got {len(rates)} rates for {groups} groups. "
+                f"Give {groups}."
+            )
+        self._backend.set_numbers([{"lr": float(rate)} for rate in rates])
+
+    def state(self) -> State:
+        """A copy of every array of the state, by name: the model's, the optimizer's and the rest."""
+        return self._backend.state()
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Takes over a whole state of this model and optimizer."""
+        self._backend.load(state)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes a checkpoint into the folder `path`: whole or not at all."""
+        self._team.share(lambda: write(path, self._snapshot()))
+
+    def restore(self, path: str | PathLike[str]) -> None:
+        """Takes over a checkpoint, or the newest whole one in a folder of them, saved on any number of devices."""
+        self._restore(self._team.share(lambda: find(path)))
+
+    def _snapshot(self, **more: Any) -> Snapshot:
+        return snapshots.take(self._recipe, self._backend, self._run, **more)
+
+    def _restore(self, saved: Snapshot) -> None:
+        snapshots.restore(saved, self._recipe, self._backend, self._run, len(self.devices))
+        self.opening = ""
+
     def digest(self) -> str:
         """The sha256 of the whole state: equal digests, equal bits. Also checks that all replicas agree."""
         whole = digest.of_state(self.digests(), self._run.step)
-        return whole if self._recipe.options.exact else f"inexact:{whole}"
+        return whole if self.exact else f"inexact:{whole}"
 
     def digests(self) -> dict[str, str]:
         """The sha256 of every array of the state, by name."""
-        works, _ = self._works(np.zeros(1), self._run.step, self._num_shards(1))
-        everyone: dict[int, dict[str, str]] = {
-            replica: value for part in self._team.gather("digests", works) for replica, value in part.items()
-        }
-        first = everyone[0]
-        for replica, digests in everyone.items():
-            for name in sorted(first.keys() | digests.keys()):
-                if digests.get(name) != first.get(name):
-                    raise DivergedError(
-                        f"Every replica holds the same bits. {name!r} on {self.devices[replica]} differs from "
-                        f"{self.devices[0]} after step {self._run.step}. Report this, with the model."
-                    )
-        return first
+        return digest.agreed(self._everyone("digests"), self.devices, self._run.step)
 
     def verify(
         self, data: Any, *, steps: int = 5, devices: Sequence[int] = (1, 2, 4), batch_size: int | None = None
     ) -> verification.Verification:
         """Makes the same steps at each number of devices and compares the bits; the state is as before afterwards."""
-        if not self._recipe.options.exact:
-            raise ExactError("verify checks the promise of equal bits. This trainer has exact=False. Use exact=True.")
-        chosen = source.first(self._source(data, batch_size, shuffle=True), steps)
-        shards = self._run.shards or plan.default_shards(batches.count(chosen[0]), max(devices))
-        state = self._backend.state()
-
-        def on(count: int) -> Trainer:
-            self._backend.load(state)
-            trainer = Trainer(
-                self._recipe, self._backend, self._start, alike(self._devices, count), replace(self._run, shards=shards)
-            )
-            if len(trainer.devices) != count:
-                raise PlanError(
-                    f"verify chooses the devices. It wants {count}, and a launcher has set {len(trainer.devices)}. "
-                    "Start the script without torchrun or srun."
-                )
-            return trainer
-
-        try:
-            return verification.verify(on, chosen, devices)
-        finally:
-            self._backend.load(state)
+        return verification.of(self, data, steps, devices, batch_size)
 
     def close(self) -> None:
         """Ends the workers. Idempotent; also done at the end of the script. A later use starts them again."""
@@ -256,6 +230,11 @@ class Trainer:
         self.close()
 
     # -- inside
+
+    def _everyone(self, method: str) -> dict[int, Any]:
+        """What every replica answers to a question without a batch."""
+        works, _ = self._works(np.zeros(1), self._run.step, self._num_shards(1))
+        return {replica: value for part in self._team.gather(method, works) for replica, value in part.items()}
 
     @property
     def _team(self) -> Team:
@@ -285,7 +264,8 @@ class Trainer:
         raised = run.shards is None and shards > plan.default_shards(num_examples, 1)
         run.shards = shards
         run.threads = run.threads or plan.default_threads(self._backend.num_threads(), shards)
-        self.opening = run.opening(num_examples, devices, raised)
+        size = self._batch_size if self.resumed and self._batch_size else num_examples  # it may go on at a short tail
+        self.opening = run.opening(size, devices, raised)
 
     def _works(self, batch: Any, step: int, num_shards: int) -> tuple[list[Work], plan.Plan]:
         """Every process's part of the batch."""

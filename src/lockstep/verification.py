@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lockstep.core import digest
-from lockstep.errors import DivergedError
+from lockstep.core import batches, digest, plan
+from lockstep.data import source
+from lockstep.devices import alike
+from lockstep.errors import DivergedError, ExactError, PlanError
+
+if TYPE_CHECKING:
+    from lockstep.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,32 @@ class Stepper(Protocol):
 
     def digests(self) -> dict[str, str]:
         """The digest of every array of the state."""
+
+
+def of(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int], batch_size: int | None) -> Verification:
+    """Verifies a trainer, whose state is as before afterwards."""
+    if not trainer.exact:
+        raise ExactError("verify checks the promise of equal bits. This trainer has exact=False. Use exact=True.")
+    chosen = source.first(trainer._source(data, batch_size, shuffle=True), steps)
+    run, backend = trainer._run, trainer._backend
+    shards = run.shards or plan.default_shards(batches.count(chosen[0]), max(devices))
+    state = backend.state()
+
+    def on(count: int) -> "Trainer":
+        backend.load(state)
+        names = alike(trainer._devices, count)
+        other = type(trainer)(trainer._recipe, backend, trainer._start, names, replace(run, shards=shards))
+        if len(other.devices) != count:
+            raise PlanError(
+                f"verify chooses the devices. It wants {count}, and a launcher has set {len(other.devices)}. "
+                "Start the script without torchrun or srun."
+            )
+        return other
+
+    try:
+        return verify(on, chosen, devices)
+    finally:
+        backend.load(state)
 
 
 def verify(

@@ -23,7 +23,7 @@ def wrap(
     devices: Any = None,
     shards: int | None = None,
     threads: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     precision: str | None = None,
     clip_norm: float | None = None,
     exact: bool = True,
@@ -33,7 +33,7 @@ def wrap(
     `devices` is None (every accelerator; one CPU replica where there is none), a
     count or a list of names. `shards` is the fixed number of parts of a batch;
     with `seed`, and `threads` per shard on a CPU, it is part of the experiment,
-    while the number of devices is only a matter of speed.
+    while the number of devices is only a matter of speed. `seed` is 0, or the checkpoint's.
 
     >>> import numpy as np
     >>> from lockstep.backends.numpy import SGD, Dense
@@ -44,7 +44,8 @@ def wrap(
     1.0
     """
     recipe = Recipe(model, optimizer, loss, metrics, Options(precision, clip_norm, exact))
-    run = Run(seed, shards, threads)
+    chosen = {"seed": seed, "shards": shards, "threads": threads}
+    run = Run(seed or 0, shards, threads, given=frozenset(name for name, value in chosen.items() if value is not None))
     home = choose.name_of(model)
     module = choose.module(home)
     if join.launched():

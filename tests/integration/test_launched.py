@@ -311,3 +311,100 @@ def test_a_process_that_fails_ends_the_others(tmp_path, failure, own, others):
     assert own in second[2]
     assert first[0] == 1
     assert others in first[2]
+
+
+SAVED = """
+import signal
+
+class Batches:
+    "An ordinary loader. In the second process a scheduler's signal comes with the third batch of the second epoch."
+    read = 0
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        for start in range(0, 150, 61):
+            Batches.read += 1
+            if Batches.read == 6 and index == 1 and sys.argv[1:] == ["told"]:
+                signal.raise_signal(signal.SIGTERM)
+            yield x[start : start + 61], y[start : start + 61]
+
+trainer.fit(Batches(), epochs=3, checkpoint="ckpt", callbacks=[lockstep.EMA(0.9)], verbose=0)
+print("result", len(trainer.devices), trainer.digest())
+"""
+
+
+def test_a_signal_to_one_process_saves_the_run_of_all_and_a_plain_run_takes_it_up(tmp_path):
+    script = HEAD + WRAP + SAVED
+    with together(script.replace('sys.argv[1:] == ["told"]', "True"), tmp_path, by_hand(2)) as scripts:
+        ends = endings(scripts)
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert all("stopped by SIGTERM after step 6, saved in ckpt" in stderr for _, _, stderr in ends[:1])
+    with running(script, tmp_path) as resumed:
+        code, stdout, stderr = resumed.end()
+    assert code == 0, stderr
+    (whole_folder := tmp_path / "whole").mkdir()
+    with running(script, whole_folder) as whole:
+        code, expected, stderr = whole.end()
+    assert code == 0, stderr
+    assert results(stdout) == results(expected)
+
+
+def test_a_launched_world_takes_up_a_plain_run(tmp_path):
+    script = HEAD + WRAP + SAVED
+    with running(script.replace("epochs=3", "epochs=1"), tmp_path) as begun:
+        assert begun.end()[0] == 0
+    with together(script, tmp_path, by_hand(2)) as scripts:
+        ends = endings(scripts)
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    (whole_folder := tmp_path / "whole").mkdir()
+    with running(script, whole_folder) as whole:
+        _, expected, _ = whole.end()
+    ((_, digest),) = results(expected)
+    assert [results(stdout) for _, stdout, _ in ends] == [[["2", digest]]] * 2
+
+
+FAILING = """
+class Failing(lockstep.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            raise ValueError("the callback's own")
+
+try:
+    trainer.fit((x, y), epochs=2, batch_size=61, callbacks=[Failing()], verbose=0)
+except Exception as error:
+    print("failed", type(error).__name__, error)
+print("result", len(trainer.devices), trainer.digest())
+"""
+
+
+def test_a_callback_that_fails_in_the_first_process_ends_the_fit_of_all(tmp_path):
+    with together(HEAD + WRAP + FAILING, tmp_path, by_hand(2)) as scripts:
+        ends = endings(scripts)
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert "failed ValueError the callback's own" in ends[0][1]
+    assert "failed PeerFailed Every process takes part. Process 0 failed before agree" in ends[1][1]
+    assert len({results(stdout)[0][1] for _, stdout, _ in ends}) == 1  # and they can go on together
+
+
+CALLBACKS = """
+ema = lockstep.EMA(0.5)
+best = lockstep.EarlyStopping("loss", mode="max", restore_best=True)
+trainer.fit((x, y), epochs=2, batch_size=61, callbacks=[ema, best], verbose=2 if index == 0 else 0)
+own = trainer._backend.state()["model.0.weight"].data.tobytes().hex()[:32]
+with ema.applied():
+    averaged = trainer.evaluate((x, y))["loss"].hex()
+print("result", own, averaged, trainer.digest())
+"""
+
+
+def test_what_callbacks_did_to_the_model_is_in_every_process(tmp_path):
+    with together(HEAD + WRAP + CALLBACKS, tmp_path, by_hand(2)) as scripts:
+        ends = endings(scripts)
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    first, second = (results(stdout) for _, stdout, _ in ends)
+    assert first == second
+    with running(HEAD + WRAP + CALLBACKS, tmp_path) as script:
+        _, stdout, _ = script.end()
+    assert results(stdout) == first

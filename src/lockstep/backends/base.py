@@ -75,6 +75,7 @@ class Backend(Protocol):
     """One framework in one process, with the replicas of this process's devices."""
 
     name: str
+    versions: Mapping[str, str]  # of what computes; another version may give other bits
     devices: tuple[str, ...]
 
     def computing(self, work: Work) -> AbstractContextManager[None]:
@@ -132,6 +133,12 @@ class Backend(Protocol):
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""
 
+    def numbers(self) -> list[dict[str, Any]]:
+        """The optimizer's plain numbers, for each of its groups of parameters; `lr` is the learning rate."""
+
+    def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
+        """Takes over such numbers; those that are not named stay."""
+
     def controls(self) -> Any:
         """Small things the script may turn between steps (learning rates, frozen flags, global switches)."""
 
@@ -145,6 +152,9 @@ class Backend(Protocol):
 
     def host(self, value: Any) -> Any:
         """The framework's own array as numpy, for travel; anything else as it is."""
+
+    def stage(self, piece: Any) -> Any:
+        """The piece as the devices want it, prepared ahead on another thread; may give it back unchanged."""
 
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
         """A `Source` for the framework's own data containers; None for anything else."""

@@ -1,9 +1,11 @@
 """The loop: epochs of steps, with callbacks between them. Written once for every framework.
 
 It knows no clock, no device and no framework; the trainer hands it what it needs.
+Where it stands is a `Place`, so a loop can be left after any step and taken up there.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
@@ -16,36 +18,47 @@ from lockstep.errors import BatchError
 class Totals(Mapping[str, float]):
     """Running means over the steps of an epoch or an evaluation; they are worked out when they are read."""
 
-    def __init__(self, columns: Callable[[], list[Column]]) -> None:
+    def __init__(self, columns: Callable[[], list[Column]], sums: Sums | None = None) -> None:
         self._columns = columns
-        self._sums: Sums = np.zeros(0)
+        self.sums: Sums = np.zeros(0) if sums is None else sums
 
     def add(self, sums: Sums) -> None:
         """Takes one more step's sums."""
-        self._sums = sums + self._sums if len(self._sums) else sums
+        self.sums = sums + self.sums if len(self.sums) else sums
 
     def __getitem__(self, name: str) -> float:
         """One value by name."""
-        return results(self._sums, self._columns())[name]
+        return results(self.sums, self._columns())[name]
 
     def __iter__(self) -> Iterator[str]:
         """The names."""
-        return iter(results(self._sums, self._columns()))
+        return iter(results(self.sums, self._columns()))
 
     def __len__(self) -> int:
         """The number of values."""
         return 1 + len(self._columns())
 
 
+@dataclass
+class Place:
+    """Where a loop stands: the epoch, the batches of it that are done, and what these gave."""
+
+    epoch: int = 0
+    batch: int = 0
+    sums: Sums = field(default_factory=lambda: np.zeros(0))
+    logs: dict[str, float] = field(default_factory=dict)  # what the sums come to, where nothing is left to compute
+    seconds: float = 0.0
+    stopped: bool = False  # whether a callback has ended the training
+
+
 class Loop(Protocol):
-    """What the loop calls: the trainer's own step and evaluation, callbacks, and the record."""
+    """What the loop calls: the trainer's own step and evaluation, and what is done between them."""
 
-    @property
-    def stop_training(self) -> bool:
-        """Whether a callback has asked to stop."""
+    def stops(self) -> bool:
+        """Whether a callback has asked to stop, as all processes agree; asked once after every step and epoch."""
 
-    def batches(self) -> Iterator[Any]:
-        """The batches of the next epoch."""
+    def batches(self, start: int) -> Iterator[Any]:
+        """The batches of the epoch from batch `start` on."""
 
     def train(self, batch: Any) -> Sums:
         """One step."""
@@ -53,37 +66,59 @@ class Loop(Protocol):
     def columns(self) -> list[Column]:
         """The metrics in a step's sums."""
 
+    @property
+    def validates(self) -> bool:
+        """Whether there is a validation."""
+
     def validate(self) -> Mapping[str, float]:
-        """The validation's values, by their plain names; empty where there is none."""
+        """The validation's values, by their plain names."""
+
+    def record(self, epoch: int, logs: Mapping[str, float], seconds: float) -> None:
+        """Keeps an epoch's values."""
+
+    def step_made(self) -> None:
+        """Called between two steps of an epoch."""
+
+    def epoch_made(self, logs: Mapping[str, float]) -> None:
+        """Called after an epoch and its callbacks; the place is at the beginning of the next."""
 
 
-def fit(loop: Loop, epochs: int, steps_per_epoch: int | None, chain: Any, record: Any, clock: Any) -> None:
-    """Runs the epochs; `record` gets each one's logs and seconds of training."""
-    chain.on_train_begin()
-    logs: dict[str, float] = {}
-    for epoch in range(epochs):
-        chain.on_epoch_begin(epoch)
-        started = clock()
-        totals = Totals(loop.columns)
-        index = -1
-        for index, batch in enumerate(islice(loop.batches(), steps_per_epoch)):
-            chain.on_train_batch_begin(index)
+def fit(loop: Loop, place: Place, epochs: int, steps_per_epoch: int | None, chain: Any, clock: Any) -> None:
+    """Runs the epochs from `place` on, which it moves along; training's beginning and end are the caller's."""
+    while place.epoch < epochs and not place.stopped:
+        chain.on_epoch_begin(place.epoch)
+        started = clock() - place.seconds
+        totals = Totals(loop.columns, place.sums)
+        begun = place.batch
+        left = None if steps_per_epoch is None else max(steps_per_epoch - place.batch, 0)
+        for batch in islice(loop.batches(place.batch), left):
+            chain.on_train_batch_begin(place.batch)
             totals.add(loop.train(batch))
-            chain.on_train_batch_end(index, totals)
-            if loop.stop_training:
+            place.batch, place.sums, place.seconds = place.batch + 1, totals.sums, clock() - started
+            chain.on_train_batch_end(place.batch - 1, totals)
+            place.stopped = loop.stops()
+            if place.stopped:
                 break
-        if index < 0:
+            loop.step_made()
+        if not place.batch:
             raise BatchError(
-                f"An epoch holds at least one batch. Epoch {epoch + 1} of {epochs} had none. Give more data."
+                f"An epoch holds at least one batch. Epoch {place.epoch + 1} of {epochs} had none. Give more data."
             )
-        logs = dict(totals)
-        seconds = clock() - started
+        logs = dict(totals if place.batch > begun else place.logs)  # may wait for a device, as part of the epoch
+        place.seconds = clock() - started
+        _end(loop, place, logs, chain)
+        place.stopped |= loop.stops()
+        loop.epoch_made(logs)
+
+
+def _end(loop: Loop, place: Place, logs: dict[str, float], chain: Any) -> None:
+    """Ends an epoch: validation, record, callbacks; the place is then the next one's beginning."""
+    if loop.validates:
         chain.on_test_begin()
         validation = {f"val_{name}": value for name, value in loop.validate().items()}
         chain.on_test_end(validation)
         logs |= validation
-        record(epoch, logs, seconds)
-        chain.on_epoch_end(epoch, logs)
-        if loop.stop_training:
-            break
-    chain.on_train_end(logs)
+    epoch = place.epoch
+    loop.record(epoch, logs, place.seconds)
+    place.epoch, place.batch, place.sums, place.seconds, place.logs = epoch + 1, 0, np.zeros(0), 0.0, {}
+    chain.on_epoch_end(epoch, logs)

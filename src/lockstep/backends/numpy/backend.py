@@ -42,6 +42,7 @@ class NumpyBackend:
     """Replicas of a `Dense`, each with parameters of its own."""
 
     name = "numpy"
+    versions: Mapping[str, str] = {"numpy": np.__version__}
 
     def __init__(self, recipe: Recipe, devices: Sequence[str]) -> None:
         if not isinstance(recipe.optimizer, SGD):
@@ -206,20 +207,33 @@ class NumpyBackend:
 
     def load(self, state: Mapping[str, Array]) -> None:
         """The same state on every replica."""
+        own = {f"model.{name}": value for name, value in self._recipe.model.parameters.items()}
+        for name in [*own, *(name for name in state if name.startswith("model."))]:
+            there = _form(state.get(name))
+            here = _form(Array(own[name], str(own[name].dtype)) if name in own else None)
+            if there != here:
+                raise StateError(
+                    f"The state does not fit this model. At {name.removeprefix('model.')!r} it has {there}, "
+                    f"the model {here}."
+                )
         for model, optimizer in self._replicas:
             for name, value in model.parameters.items():
-                saved = state.get(f"model.{name}")
-                if saved is None or saved.data.shape != value.shape:
-                    there = "nothing" if saved is None else saved.data.shape
-                    raise StateError(
-                        f"The state does not fit this model. At {name!r} it has {there}, the model {value.shape}."
-                    )
-                value[...] = saved.data
+                value[...] = state[f"model.{name}"].data
             optimizer.slots = {
                 name.removeprefix("optimizer.").removesuffix(".momentum"): value.data.copy()
                 for name, value in state.items()
                 if name.startswith("optimizer.")
             }
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """One group."""
+        return [{"lr": self._recipe.optimizer.lr, "momentum": self._recipe.optimizer.momentum}]
+
+    def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
+        """On every replica."""
+        for _, optimizer in self._replicas:
+            for name, value in numbers[0].items():
+                setattr(optimizer, name, value)
 
     def controls(self) -> Any:
         """The optimizer's numbers."""
@@ -244,6 +258,10 @@ class NumpyBackend:
         """numpy's own arrays travel as they are."""
         return value
 
+    def stage(self, piece: Any) -> Any:
+        """numpy computes where the piece lies."""
+        return piece
+
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
         """numpy has no data containers of its own."""
         return None
@@ -256,6 +274,11 @@ class NumpyBackend:
         """The recipe in one pickle."""
         data: bytes = cloudpickle.dumps(self._recipe)
         return data
+
+
+def _form(array: Array | None) -> str:
+    """An array's shape and type, in words."""
+    return "nothing" if array is None else f"{array.data.shape} of {array.dtype}"
 
 
 def _parts(piece: Any) -> tuple[Floats, Floats, Floats | None]:

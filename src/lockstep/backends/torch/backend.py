@@ -39,6 +39,7 @@ class TorchBackend:
     """One replica of a `torch.nn.Module`."""
 
     name = "torch"
+    versions: Mapping[str, str] = {"torch": str(torch.__version__)}
 
     def __init__(self, recipe: Recipe, device: str) -> None:
         self.devices: tuple[str, ...] = (device,)
@@ -225,8 +226,16 @@ class TorchBackend:
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""
         self._replica.load(state)
-        if self._options.precision == "fp16":
+        if self._options.precision == "fp16" and "scaler.scale" in state:
             self._scaler = Scaler(state["scaler.scale"].data.item(), state["scaler.held"].data.item())
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """The numbers of every parameter group."""
+        return self._replica.numbers()
+
+    def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
+        """Writes them into the parameter groups."""
+        self._replica.set_numbers(numbers)
 
     def controls(self) -> Any:
         """What the script may turn between steps."""
@@ -245,6 +254,10 @@ class TorchBackend:
     def host(self, value: Any) -> Any:
         """A tensor as numpy."""
         return inputs.host(value)
+
+    def stage(self, piece: Any) -> Any:
+        """On the GPU already, copied beside the computation; a CPU computes where the piece lies."""
+        return inputs.stage(piece, self._device)
 
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
         """A source for a `Dataset` or `DataLoader`."""

@@ -18,6 +18,12 @@ class Buffer(NamedTuple):
     key: str
 
     @property
+    def state_name(self) -> str:
+        """Its name in the state: what the model's own `state_dict` leaves out is not filed under `model`."""
+        hidden = self.key in self.module._non_persistent_buffers_set
+        return f"{'buffers' if hidden else 'model'}.{self.name}"
+
+    @property
     def tensor(self) -> Tensor:
         """The tensor that is there now."""
         tensor = self.module._buffers[self.key]

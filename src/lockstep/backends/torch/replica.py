@@ -4,7 +4,7 @@ They are the truth. Whatever the script writes between two steps is seen, throug
 torch's version counters, and reaches every other replica before the next.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,12 +151,34 @@ class Replica:
             vars(module).update(attributes)
         settings.flip(controls["switches"])
 
+    def numbers(self) -> list[dict[str, Any]]:
+        """What a parameter group holds beside its parameters, as plain values."""
+        return [
+            {key: _number(value) for key, value in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
+        ]
+
+    def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
+        """Writes plain values into the groups; a learning rate that is a tensor stays one."""
+        groups = self.optimizer.param_groups
+        if len(numbers) != len(groups):
+            raise StateError(
+                f"The state does not fit this optimizer. It has {len(numbers)} groups of parameters, the optimizer "
+                f"{len(groups)}. Give the optimizer the same groups."
+            )
+        for group, values in zip(groups, numbers, strict=True):
+            for key, value in values.items():
+                if isinstance(group.get(key), Tensor):
+                    group[key].fill_(value)
+                else:
+                    group[key] = value
+
     # -- the state, by name
 
     def state(self) -> State:
         """Parameters, buffers and optimizer slots."""
         state = {f"model.{name}": _array(parameter) for name, parameter in self.parameters.items()}
-        state |= {f"model.{buffer.name}": _array(buffer.tensor) for buffer in self.buffers}
+        state |= {buffer.state_name: _array(buffer.tensor) for buffer in self.buffers}
         state |= {name: _array(tensor) for name, tensor in self._loss.items()}
         for name, parameter in self.parameters.items():
             for key, value in self._slots(parameter).items():
@@ -171,7 +193,7 @@ class Replica:
             for name, parameter in self.parameters.items():
                 parameter.copy_(_tensor(state[f"model.{name}"]))
             for buffer in self.buffers:
-                buffer.tensor.copy_(_tensor(state[f"model.{buffer.name}"]))
+                buffer.tensor.copy_(_tensor(state[buffer.state_name]))
             for name, tensor in self._loss.items():
                 tensor.copy_(_tensor(state[name]))
         self.optimizer.state.clear()
@@ -190,7 +212,7 @@ class Replica:
 
     def _check(self, state: Mapping[str, Array]) -> None:
         own: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
-        own |= {f"model.{buffer.name}": buffer.tensor for buffer in self.buffers}
+        own |= {buffer.state_name: buffer.tensor for buffer in self.buffers}
         own |= self._loss
         for name, tensor in own.items():
             if name not in state:
@@ -198,20 +220,33 @@ class Replica:
                     f"The state does not fit this model. It has nothing for {_short(name)!r}. "
                     "Load the state of this model."
                 )
-            if state[name].data.shape != tuple(tensor.shape):
+            there = state[name].data.shape, state[name].dtype
+            here = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+            if there != here:
+                both = zip(there, here, strict=True)
+                found, wanted = next((theirs, ours) for theirs, ours in both if theirs != ours)
                 raise StateError(
-                    f"The state does not fit this model. At {_short(name)!r} it has {state[name].data.shape}, "
-                    f"the model {tuple(tensor.shape)}. Load the state of this model."
+                    f"The state does not fit this model. At {_short(name)!r} it has {found}, the model {wanted}. "
+                    "Load the state of this model."
                 )
         for name in state:
-            if name.startswith("model.") and name not in own:
+            if name.startswith(("model.", "buffers.")) and name not in own:
                 raise StateError(
                     f"The state does not fit this model, which has no {_short(name)!r}. Load the state of this model."
+                )
+            if name.startswith("optimizer.") and f"model.{_short(name).rpartition('.')[0]}" not in own:
+                raise StateError(
+                    f"The state does not fit this optimizer: it has {_short(name)!r}, and the model no such parameter. "
+                    "Load the state of this model and optimizer."
                 )
 
 
 def _short(name: str) -> str:
     return name.partition(".")[2]
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
 
 
 def _num_hooks(optimizer: Any) -> int:

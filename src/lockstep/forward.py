@@ -1,0 +1,57 @@
+"""Forward: passes over data that change nothing, for `evaluate` and `predict`."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lockstep.core import batches, loop, plan, tree
+from lockstep.data.source import Source
+from lockstep.errors import BatchError
+
+if TYPE_CHECKING:
+    from lockstep.trainer import Trainer
+
+
+def source(trainer: "Trainer", data: Any, batch_size: int | None) -> Source:
+    """The data in its own order, once through."""
+    read = trainer._source(data, batch_size, shuffle=False)
+    if read.endless:
+        raise BatchError(
+            "Data to evaluate or predict has an end. Got endless data. Add .take(n), or leave out .repeat()."
+        )
+    return read
+
+
+def evaluate(trainer: "Trainer", data: Source) -> dict[str, float]:
+    """Loss and metrics over the data, with every example counted once."""
+    totals = loop.Totals(lambda: list(trainer._backend.columns))
+    for num_shards, _, shards in _gather(trainer, "evaluate", data.epoch(0)):
+        sums = tree.fold([shards.get(shard) for shard in range(num_shards)], np.add)
+        assert sums is not None
+        totals.add(sums)
+    return dict(totals)
+
+
+def rows(trainer: "Trainer", inputs: Iterator[Any]) -> Any:
+    """The outputs for every batch of inputs, put end to end."""
+    found = []
+    for num_shards, num_examples, shards in _gather(trainer, "forward", inputs):
+        sizes = plan.sizes(num_examples, num_shards)
+        for shard in sorted(shards):
+            batches.check_rows(shards[shard], sizes[shard])
+            found.append(shards[shard])
+    return batches.join(found, np.concatenate)
+
+
+def _gather(trainer: "Trainer", method: str, read: Iterator[Any]) -> Iterator[tuple[int, int, dict[int, Any]]]:
+    """For every batch the numbers of shards and examples, and every shard's result; the first batch decides."""
+    num_shards = None
+    for index, batch in enumerate(read):
+        num_examples = batches.count(batch)
+        num_shards = num_shards or trainer._num_shards(num_examples)
+        works, _ = trainer._works(batch, index, num_shards)
+        parts = trainer._team.gather(method, works)
+        yield num_shards, num_examples, {shard: value for part in parts for shard, value in part.items()}
+    if num_shards is None:
+        raise BatchError("Data holds at least one batch. Got none. Give data; a generator can be read once.")

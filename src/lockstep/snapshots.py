@@ -1,0 +1,124 @@
+"""Snapshots: a run as named arrays and a few facts, and back.
+
+What does not fit is refused before anything is changed, with both values.
+"""
+
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any
+
+from lockstep.backends.base import Backend, Recipe
+from lockstep.checkpoint import Snapshot
+from lockstep.errors import CheckpointError, ExactError, StateError
+from lockstep.run import Run
+
+BITS = 1  # raised whenever Lockstep itself comes to other bits from the same run
+
+_FACTS: dict[str, type | tuple[type, ...]] = {
+    "step": int,
+    "epoch": int,
+    "seed": int,
+    "shards": (int, NoneType),
+    "threads": (int, NoneType),
+    "framework": str,
+    "device": str,
+    "versions": dict,
+    "exact": bool,
+    "options": dict,
+    "optimizer": str,
+    "numbers": list,
+}
+
+
+def take(recipe: Recipe, backend: Backend, run: Run, **more: Any) -> Snapshot:
+    """A copy of everything that the rest of the run follows from; `more` is the caller's own."""
+    facts = {
+        **run.state(),
+        "framework": backend.name,
+        "device": _kind(backend),
+        "versions": {**backend.versions, "bits": BITS},
+        "exact": recipe.options.exact,
+        "options": _options(recipe),
+        "optimizer": _class(recipe.optimizer),
+        "numbers": backend.numbers(),
+    }
+    return Snapshot(backend.state(), {**facts, **more})
+
+
+def restore(saved: Snapshot, recipe: Recipe, backend: Backend, run: Run, num_devices: int) -> None:
+    """Takes a snapshot over."""
+    facts, exact = saved.facts, recipe.options.exact
+    check_facts(facts, _FACTS)
+    _check_fit(facts, recipe, backend)
+    if exact:
+        _check_exact(facts, recipe, backend)
+    run.check(facts, exact, num_devices)
+    backend.load(saved.state)
+    backend.set_numbers(facts["numbers"])
+    run.take_over(facts)
+
+
+def check_facts(facts: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Raises where a manifest lacks a fact or has it in another form; whoever wrote it, it was not Lockstep."""
+    for name, wanted in types.items():
+        value = facts.get(name)
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            raise CheckpointError(
+                f"A manifest holds {name!r} as Lockstep writes it. Got {value!r}. Use another checkpoint."
+            )
+
+
+def _check_fit(facts: Mapping[str, Any], recipe: Recipe, backend: Backend) -> None:
+    if facts["framework"] != backend.name:
+        raise StateError(
+            f"A checkpoint belongs to one framework. This one is {facts['framework']}'s, the model {backend.name}'s. "
+            "Read its arrays with lockstep.load_arrays."
+        )
+    optimizer = _class(recipe.optimizer)
+    if facts["optimizer"] != optimizer:
+        raise StateError(
+            f"The checkpoint does not fit this optimizer. It was saved with {facts['optimizer']}, this run has "
+            f"{optimizer}. Use the optimizer it was saved with."
+        )
+    there, here = len(facts["numbers"]), len(backend.numbers())
+    if there != here:
+        raise StateError(
+            f"The checkpoint does not fit this optimizer. It has {there} groups of parameters, the optimizer {here}. "
+            "Give the optimizer the same groups."
+        )
+
+
+def _check_exact(facts: Mapping[str, Any], recipe: Recipe, backend: Backend) -> None:
+    """What the promise of equal bits needs beside a state that fits."""
+    if not facts["exact"]:
+        raise ExactError(
+            "An exact run goes on from an exact one. This checkpoint was saved with exact=False. Use exact=False."
+        )
+    for name, value in _options(recipe).items():
+        saved = facts["options"].get(name)
+        if saved != value:
+            raise ExactError(
+                f"How a step is computed is part of the bits. The checkpoint has {name}={saved!r}, "
+                f"this run {name}={value!r}. Use the same, or exact=False to go on without the promise."
+            )
+    there = {**facts["versions"], "device": facts["device"]}
+    here = {**backend.versions, "bits": BITS, "device": _kind(backend)}
+    for name in sorted(here.keys() | there.keys(), key=str):
+        if here.get(name) != there.get(name):
+            what = {"device": "The kind of device", "bits": "Lockstep's arithmetic"}.get(name, f"The version of {name}")
+            raise ExactError(
+                f"{what} is part of the bits. The checkpoint was saved with {there.get(name)}, this is "
+                f"{here.get(name)}. Use the same, or exact=False to go on without the promise."
+            )
+
+
+def _kind(backend: Backend) -> str:
+    return backend.devices[0].partition(":")[0]
+
+
+def _options(recipe: Recipe) -> dict[str, Any]:
+    return {"precision": recipe.options.precision, "clip_norm": recipe.options.clip_norm}
+
+
+def _class(optimizer: Any) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"

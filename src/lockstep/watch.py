@@ -1,0 +1,50 @@
+"""The watch: where the time of a fit goes, in every process."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from lockstep.core.batches import count
+from lockstep.core.breakdown import Breakdown
+
+if TYPE_CHECKING:
+    from lockstep.trainer import Trainer
+
+
+class Watch:
+    """Adds up, over the epochs of one `fit`, what every process has taken down."""
+
+    def __init__(self, trainer: "Trainer") -> None:
+        self._trainer = trainer
+        self._parts: dict[int, Counter[str]] = {}
+        self._seconds = 0.0
+        self._num_steps = 0
+        self._num_examples = 0
+        trainer._everyone("times")  # what was before does not count
+
+    def over(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches, with the time that this process waits for them counted as input."""
+        began = time.perf_counter()
+        try:
+            while True:
+                laps = self._trainer._team.member.laps
+                laps.start()
+                batch = next(batches, None)
+                laps.lap("input")
+                if batch is None:
+                    return
+                self._num_steps += 1
+                self._num_examples += count(batch)
+                yield batch
+        finally:
+            self._seconds += time.perf_counter() - began
+
+    def breakdown(self) -> Breakdown:
+        """Everything so far."""
+        for replica, seconds in self._trainer._everyone("times").items():
+            self._parts.setdefault(replica, Counter()).update(seconds)
+        replicas = sorted(self._parts)
+        devices = [self._trainer.devices[replica] for replica in replicas]
+        parts = [self._parts[replica] for replica in replicas]
+        return Breakdown(devices, parts, self._seconds, self._num_steps, self._num_examples)

@@ -1,0 +1,163 @@
+"""Torch in a checkpoint: its own names, tied weights once, every optimizer's slots, and a run taken up in mid-epoch."""
+
+import signal
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import lockstep
+from lockstep.datasets import digits
+from lockstep.errors import StateError
+
+(x, y), _ = digits()
+x, y = x[:250], y[:250]
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, batch norm, and a buffer that no state_dict holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 32)
+        self.norm = nn.BatchNorm1d(32)
+        self.back = nn.Linear(32, 64)
+        self.again = nn.Linear(32, 64)
+        self.again.weight = self.back.weight
+        self.head = nn.Linear(64, 10)
+        self.register_buffer("scale", torch.tensor(0.5), persistent=False)
+
+    def forward(self, inputs):
+        hidden = self.norm(self.first(inputs)).relu()
+        return self.head(self.back(hidden) + self.scale * self.again(hidden))
+
+
+def plain():
+    return nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 10))
+
+
+def wrapped(model=plain, optimizer=torch.optim.AdamW, devices=1, **options):
+    torch.manual_seed(3)
+    net = model()
+    return lockstep.wrap(net, optimizer(net.parameters(), lr=0.01), nn.CrossEntropyLoss(), devices=devices, **options)
+
+
+def fit(trainer, epochs=1, **options):
+    return trainer.fit((x, y), epochs=epochs, batch_size=64, verbose=0, **options)
+
+
+def test_the_model_loads_as_torch_writes_it(tmp_path):
+    trainer = wrapped()
+    fit(trainer)
+    trainer.save(tmp_path / "saved")
+    fresh = plain()
+    fresh.load_state_dict(safetensors.torch.load_file(tmp_path / "saved" / "model.safetensors"))
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], value)
+
+
+def test_tied_weights_are_there_once(tmp_path):
+    trainer = wrapped(Tied)
+    fit(trainer)
+    trainer.save(tmp_path / "saved")
+    names = set(safetensors.torch.load_file(tmp_path / "saved" / "model.safetensors"))
+    assert names == set(trainer.model.state_dict()) - {"again.weight"}
+    fresh = Tied()
+    safetensors.torch.load_model(fresh, tmp_path / "saved" / "model.safetensors")
+    assert torch.equal(fresh.again.weight, trainer.model.back.weight)
+    restored = wrapped(Tied)
+    restored.restore(tmp_path / "saved")
+    assert restored.digest() == trainer.digest()
+    assert restored.model.again.weight is restored.model.back.weight
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9),
+        lambda parameters, lr: torch.optim.Adam(parameters, torch.tensor(lr), amsgrad=True),
+        torch.optim.Adagrad,
+        torch.optim.RMSprop,
+        torch.optim.NAdam,
+        lambda parameters, lr: torch.optim.Adafactor(parameters, lr),
+    ],
+    ids=["SGD", "Adam", "Adagrad", "RMSprop", "NAdam", "Adafactor"],
+)
+def test_every_optimizer_goes_on_with_the_same_bits(tmp_path, optimizer):
+    one = wrapped(optimizer=optimizer)
+    fit(one)
+    one.save(tmp_path / "saved")
+    two = wrapped(optimizer=optimizer)
+    two.restore(tmp_path / "saved")
+    assert two.digest() == one.digest()
+    for trainer in (one, two):
+        fit(trainer)
+    assert two.digest() == one.digest()
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"precision": "fp16"}, {"clip_norm": 0.1}])
+def test_options_that_keep_a_state(tmp_path, options):
+    one, two = wrapped(**options), wrapped(**options)
+    fit(one)
+    one.save(tmp_path / "saved")
+    two.restore(tmp_path / "saved")
+    for trainer in (one, two):
+        fit(trainer)
+    assert two.digest() == one.digest()
+
+
+def test_bfloat16_weights(tmp_path):
+    def small():
+        return plain().bfloat16()
+
+    def step(trainer):
+        trainer.step((torch.tensor(x[:64]).bfloat16(), y[:64]))
+
+    one, two = wrapped(small), wrapped(small)
+    step(one)
+    one.save(tmp_path / "saved")
+    assert safetensors.torch.load_file(tmp_path / "saved" / "model.safetensors")["0.weight"].dtype == torch.bfloat16
+    assert lockstep.load_arrays(tmp_path / "saved")["0.weight"].dtype == "float32"
+    two.restore(tmp_path / "saved")
+    step(one)
+    step(two)
+    assert two.digest() == one.digest()
+
+
+def test_another_optimizer_is_refused(tmp_path):
+    one = wrapped()
+    fit(one)
+    one.save(tmp_path / "saved")
+    two = wrapped(optimizer=torch.optim.Adam)
+    before = two.digest()
+    with pytest.raises(StateError, match=r"saved with torch.optim.adamw.AdamW, this run has torch.optim.adam.Adam"):
+        two.restore(tmp_path / "saved")
+    assert two.digest() == before
+
+
+class TermAt(lockstep.Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.trainer.num_steps == self.step:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("stop_at", "devices"), [(2, 2), (4, 1), (7, 3)])
+def test_a_run_taken_up_in_mid_epoch_ends_the_same(tmp_path, stop_at, devices):
+    def run(trainer, folder, *more):
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(trainer._recipe.optimizer, max_lr=0.05, total_steps=20)
+        schedule = lockstep.LearningRateSchedule(scheduler, per="step")
+        history = fit(trainer, epochs=2, checkpoint=folder, callbacks=[schedule, lockstep.EMA(0.9), *more])
+        return trainer.digest(), history.history, trainer.learning_rates
+
+    options = {"shards": 4, "metrics": ["accuracy"]}
+    whole = run(wrapped(**options), tmp_path / "whole")
+    with pytest.raises(SystemExit) as leaving:
+        run(wrapped(**options), tmp_path / "stopped", TermAt(stop_at))
+    assert leaving.value.code == 0
+    with wrapped(**options, devices=devices) as trainer:
+        assert len(trainer.devices) == devices
+        assert run(trainer, tmp_path / "stopped") == whole
