@@ -88,35 +88,27 @@ def versions() -> list[tuple[str, str]]:
     if commit.returncode == 0:
         found.append(("commit", commit.stdout.strip() + (", with changes" if dirty.stdout else "")))
     found.append(("Python", platform.python_version()))
-    return found + [(name, _installed(name)) for name in ("torch", "numpy", "cloudpickle")]
+    return found + [(name, _installed(name)) for name in ("torch", "tensorflow-cpu", "numpy", "cloudpickle")]
 
 
 def _installed(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        return "from the source tree"
+        return "from the source tree" if name == "lockstep-train" else "not installed"
 
 
-def write(command: str, sections: Sequence[str], others: float) -> Path:
-    """The page of today, written anew where there is one."""
-    path = HERE / f"{datetime.now(UTC):%Y-%m-%d}-cpu.md"
+def write(name: str, title: str, command: str, sections: Sequence[str], notes: Sequence[str]) -> Path:
+    """The page of today under that name, written anew where there is one."""
+    path = HERE / f"{datetime.now(UTC):%Y-%m-%d}-{name}.md"
     parts = [
-        "# Lockstep and DDP on two CPU cores",
+        f"# {title}",
         "By the Lockstep contributors.",
         "## Hardware\n\n" + "\n".join(f"- {line}" for line in hardware()),
         "## Versions and date\n\n" + table(["what", "version"], versions()),
         f"## Command\n\n```\n{command}\n```",
         *sections,
-        "## Notes\n\n"
-        "- Every figure is a median over rounds. In a round each peer makes one block of steps, in turn, while the "
-        "others wait on a pipe; the order is turned around from round to round. A few steps before each block are not "
-        "timed.\n"
-        "- Ratios are medians of the rounds' own ratios. In brackets: first and third quartile.\n"
-        "- Data: 16,384 random images of 1×28×28 in memory. DDP's ranks index their half of each shuffled batch "
-        "out of a tensor; Lockstep does what `fit((x, y))` does. SGD with momentum, cross-entropy.\n"
-        "- One thread in each process of Lockstep and DDP; two in the plain process.\n"
-        f"- Other processes and guests used {others:.1f} % of the cores meanwhile.",
+        "## Notes\n\n" + "\n".join(f"- {note}" for note in notes),
     ]
     path.write_text("\n\n".join(parts) + "\n")
     return path
