@@ -46,5 +46,5 @@ class Watch:
             self._parts.setdefault(replica, Counter()).update(seconds)
         replicas = sorted(self._parts)
         devices = [self._trainer.devices[replica] for replica in replicas]
-        parts = [self._parts[replica] for replica in replicas]
+        parts = [dict(self._parts[replica]) for replica in replicas]
         return Breakdown(devices, parts, self._seconds, self._num_steps, self._num_examples)
