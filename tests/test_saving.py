@@ -14,7 +14,7 @@ import lockstep
 from lockstep import snapshots
 from lockstep.backends.numpy import SGD, Dense
 from lockstep.checkpoint import Store, read, write
-from lockstep.errors import CheckpointError, ExactError, LockstepError, SaveError, StateError
+from lockstep.errors import CheckpointError, ExactError, LockstepError, SaveError, StateError, WorkerError
 
 x = np.random.default_rng(0).normal(size=(61, 6))
 y = np.arange(61) % 3
@@ -421,3 +421,17 @@ def test_fit_says_where_it_goes_on(tmp_path, capsys):
     trainer.fit((x, y), epochs=1, batch_size=16, checkpoint=lockstep.Checkpoint(tmp_path, every=3))
     shown = capsys.readouterr().out
     assert f"resumed from {tmp_path}/step-00000003 after 3 steps of epoch 1 (at once, 0.0 s)" in shown
+
+
+def test_a_fit_that_fails_starts_nothing_anew():
+    """A lost worker closes the team; nobody is started again only to be told."""
+
+    class Killing(lockstep.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            for pid in self.trainer._team._workers.pids:
+                os.kill(pid, signal.SIGKILL)
+
+    with wrapped(devices=2) as trainer:
+        with pytest.raises(WorkerError):
+            fitted(trainer, callbacks=[Killing()])
+        assert trainer._open_team.closed

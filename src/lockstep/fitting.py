@@ -56,31 +56,28 @@ class Asked:
 
 def fit(trainer: "Trainer", read: Callable[[], Source], asked: Asked) -> History:
     """Trains on the data that `read` gives, and gives the history."""
+    team = trainer._team
     try:
         with ExitStack() as stack:
             saver, termination = None, Termination()
             if asked.checkpoint is not None:
-                saver = stack.enter_context(Saver(asked.checkpoint, trainer._team.first))
+                saver = stack.enter_context(Saver(asked.checkpoint, team.first))
                 stack.enter_context(termination)
-            trainer._team.ready()
+            team.ready()
             fitting = Fit(trainer, read, asked, saver, termination)
             stack.callback(fitting.chain.close)
             fitting.begin()
             loop.fit(fitting, fitting.place, asked.epochs, asked.steps_per_epoch, fitting.chain, time.perf_counter)
             fitting.chain.on_train_end(trainer.history.last())
-        trainer._team.settle()
+        team.settle()
     except _Terminated as end:
-        _say(trainer, str(end))
+        if team.first:
+            say(str(end))
         raise SystemExit(0) from None
     except Exception:
-        trainer._team.abandon()
+        team.abandon()
         raise
     return trainer.history
-
-
-def _say(trainer: "Trainer", words: str) -> None:
-    if trainer._team.first:
-        say(words)
 
 
 class _Terminated(Exception):
@@ -170,7 +167,8 @@ class Fit:
                 held = f"holds a run that a callback ended after {place.epoch} of {facts['epochs']} epochs"
             elif place.epoch > asked.epochs:
                 held = f"already holds {place.epoch} epochs, more than the {asked.epochs} asked for"
-            _say(trainer, f"{saver.folder} {held}; raise epochs or name another folder")
+            if trainer._team.first:
+                say(f"{saver.folder} {held}; raise epochs or name another folder")
         else:
             where = f"after {place.batch} steps of" if place.batch else "at the beginning of"
             trainer.resumed = f"resumed from {name} {where} epoch {place.epoch + 1}"
