@@ -59,3 +59,10 @@ def test_the_number_of_devices_and_the_launcher_change_nothing(tmp_path):
 def test_the_readme_shows_the_example_as_it_is():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert (ROOT / "examples" / "train.py").read_text(encoding="utf-8") in readme
+
+
+def test_the_readme_shows_the_guides_training_as_it_is():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    guide = (ROOT / "examples" / "keras_guide.py").read_text(encoding="utf-8")
+    training = guide[guide.index("def run_training") : guide.index("print(trainer.evaluate")]
+    assert training in readme
