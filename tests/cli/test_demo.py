@@ -80,6 +80,9 @@ def test_an_interrupt_leaves_nothing_behind(name, script, arguments, tmp_path):
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate(timeout=20)
     finally:
+        for pid in descendants(process.pid):  # where it failed, nobody else ends them
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.kill()
         process.wait()
     assert "KeyboardInterrupt" in complaint
