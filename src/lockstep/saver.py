@@ -7,7 +7,6 @@ from os import PathLike
 from types import TracebackType
 
 from lockstep.checkpoint import Checkpoint, Snapshot, Store, Writer
-from lockstep.core.monitor import Monitor
 
 
 class Saver:
@@ -18,11 +17,10 @@ class Saver:
 
     def __init__(self, checkpoint: str | PathLike[str] | Checkpoint, writes: bool) -> None:
         self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-        self._store = Store(self.checkpoint.path, self.checkpoint.keep, self.checkpoint.best)
+        self._monitor = self.checkpoint.monitor
+        self._store = Store(self.checkpoint.path, self.checkpoint.keep, self._monitor)
         self._writes = writes
         self._writer = Writer()
-        best = self.checkpoint.best
-        self._monitor = Monitor(best) if isinstance(best, str) else best
         self._best: float | None = None  # so far
 
     @property

@@ -1,28 +1,16 @@
 """A run that was stopped goes on as if it had not been: same bytes, same history, callbacks in mid-count."""
 
-import signal
-
 import numpy as np
 import pytest
 
 import lockstep
 from lockstep.backends.numpy import SGD, Dense
+from stopping import TermAt
 
 EXAMPLES, BATCH_SIZE, EPOCHS = 61, 16, 3
 STEPS = EPOCHS * -(-EXAMPLES // BATCH_SIZE)
 x = np.random.default_rng(0).normal(size=(EXAMPLES, 6))
 y = np.arange(EXAMPLES) % 3
-
-
-class TermAt(lockstep.Callback):
-    """Sends this process SIGTERM after a step, as a scheduler would."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.trainer.num_steps == self.step:
-            signal.raise_signal(signal.SIGTERM)
 
 
 def wrapped(devices=1):

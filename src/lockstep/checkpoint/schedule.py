@@ -36,8 +36,12 @@ class Checkpoint:
             )
         if not isinstance(self.best, str | Monitor | None):
             raise CheckpointError(f"best is the name of a metric. Got {self.best!r}. Use best='val_loss', for example.")
-        if isinstance(self.best, str):
-            Monitor(self.best)  # knows whether less or more is better, or says so now
+        _ = self.monitor  # knows whether less or more is better, or says so now
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """Which of two checkpoints is the better one, where the best is to stay."""
+        return Monitor(self.best) if isinstance(self.best, str) else self.best
 
 
 def _is_count(value: object) -> bool:

@@ -147,8 +147,7 @@ def select(batch: Any, where: Any) -> Any:
 
     def leaf(value: Any) -> Any:
         if is_array(value):
-            # Torch warns of indices that it could not write to.
-            return value[where if isinstance(value, np.ndarray) or isinstance(where, slice) else where.copy()]
+            return value[where]
         if isinstance(value, list):
             return value[where] if isinstance(where, slice) else [value[index] for index in where]
         return value

@@ -1,7 +1,5 @@
 """Torch in a checkpoint: its own names, tied weights once, every optimizer's slots, and a run taken up in mid-epoch."""
 
-import signal
-
 import pytest
 import safetensors.torch
 import torch
@@ -10,6 +8,7 @@ from torch import nn
 import lockstep
 from lockstep.datasets import digits
 from lockstep.errors import StateError
+from stopping import TermAt
 
 (x, y), _ = digits()
 x, y = x[:250], y[:250]
@@ -134,15 +133,6 @@ def test_another_optimizer_is_refused(tmp_path):
     with pytest.raises(StateError, match=r"saved with torch.optim.adamw.AdamW, this run has torch.optim.adam.Adam"):
         two.restore(tmp_path / "saved")
     assert two.digest() == before
-
-
-class TermAt(lockstep.Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.trainer.num_steps == self.step:
-            signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize(("stop_at", "devices"), [(2, 2), (4, 1), (7, 3)])
