@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 GRACE_SECONDS = 1.0
-# Set by the test runner, and by torch when it first touches CUDA or its compiler; for the life of the process.
-LASTING = {"PYTEST_CURRENT_TEST", "CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR"}
+# For the life of the process: of the test runner, of torch when it first uses CUDA or its compiler, of JAX's import.
+LASTING = {
+    *("PYTEST_CURRENT_TEST", "CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR"),
+    *("TF_CPP_MIN_LOG_LEVEL", "TPU_SKIP_MDS_QUERY"),
+}
 
 
 @pytest.fixture(autouse=True)

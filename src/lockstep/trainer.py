@@ -163,17 +163,19 @@ class Trainer:
     @property
     def learning_rates(self) -> tuple[float, ...]:
         """The optimizer's learning rate for each of its groups of parameters; can be assigned."""
-        return tuple(group["lr"] for group in self._backend.numbers())
+        return tuple(group["lr"] for group in self._backend.numbers() if "lr" in group)
 
     @learning_rates.setter
     def learning_rates(self, rates: Sequence[float]) -> None:
-        groups = len(self._backend.numbers())
-        if len(rates) != groups:
+        groups = self._backend.numbers()
+        count = sum("lr" in group for group in groups)
+        if len(rates) != count:
             raise OptimizerError(
-                f"Every group of parameters has one learning rate. Got {len(rates)} rates for {groups} groups. "
-                f"Give {groups}."
+                f"Every group of parameters has one learning rate. Got {len(rates)} rates for {count} groups. "
+                f"Give {count}."
             )
-        self._backend.set_numbers([{"lr": float(rate)} for rate in rates])
+        given = iter(rates)
+        self._backend.set_numbers([{"lr": float(next(given))} if "lr" in group else {} for group in groups])
 
     def state(self) -> State:
         """A copy of every array of the state, by name: the model's, the optimizer's and the rest."""

@@ -43,11 +43,11 @@ def wrap(
     >>> trainer.evaluate((x, y))["accuracy"]
     1.0
     """
-    recipe = Recipe(model, optimizer, loss, metrics, Options(precision, clip_norm, exact))
     chosen = {"seed": seed, "shards": shards, "threads": threads}
     run = Run(seed or 0, shards, threads, given=frozenset(name for name, value in chosen.items() if value is not None))
     home = choose.name_of(model)
     module = choose.module(home)
+    recipe = module.adopt(Recipe(model, optimizer, loss, metrics, Options(precision, clip_norm, exact)))
     if join.launched():
         return _joined(recipe, run, module, devices)
     resolved = names.resolve(devices, module.available())
@@ -58,6 +58,8 @@ def wrap(
 
     def start(wanted: Sequence[str]) -> Team:
         groups = module.processes(wanted)
+        if tuple(groups[0]) != tuple(backend.devices):
+            backend.spread(groups[0])
         return Alone(backend) if len(groups) == 1 else Crew(backend, home, groups)
 
     return Trainer(recipe, backend, start, resolved, run)

@@ -78,6 +78,9 @@ class Backend(Protocol):
     versions: Mapping[str, str]  # of what computes; another version may give other bits
     devices: tuple[str, ...]
 
+    def spread(self, devices: Sequence[str]) -> None:
+        """Puts a replica on each of these devices of this process; the state stays as it is."""
+
     def computing(self, work: Work) -> AbstractContextManager[None]:
         """Inside, the framework computes as the promise needs; afterwards every global switch is as it was."""
 
@@ -174,6 +177,9 @@ class Module(Protocol):
 
     def variables(self, devices: Sequence[str]) -> Mapping[str, str]:
         """The environment variables that the framework must find before it computes on these devices."""
+
+    def adopt(self, recipe: Recipe) -> Recipe:
+        """The recipe as the trainer holds it: its model is what the script can call, and is kept up to date."""
 
     def open(self, recipe: Recipe, devices: Sequence[str]) -> Backend:
         """The backend over the recipe's model, with one replica on each of `devices`."""

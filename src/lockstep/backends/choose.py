@@ -5,6 +5,7 @@ look at where the model's classes were defined.
 """
 
 import importlib
+from collections.abc import Mapping
 from typing import Any, cast
 
 from lockstep.backends.base import Module
@@ -12,6 +13,10 @@ from lockstep.errors import ModelError
 
 _HOMES = {
     "torch": "lockstep.backends.torch",
+    "flax": "lockstep.backends.jax",
+    "jax": "lockstep.backends.jax",
+    "jaxlib": "lockstep.backends.jax",
+    "lockstep.backends.jax": "lockstep.backends.jax",
     "lockstep.backends.numpy": "lockstep.backends.numpy",
 }
 
@@ -23,14 +28,27 @@ def name_of(model: Any) -> str:
     >>> name_of(Dense([4, 3], seed=0))
     'lockstep.backends.numpy'
     """
-    for kind in type(model).__mro__:
+    for kind in type(_telling(model)).__mro__:
         for home, name in _HOMES.items():
             if kind.__module__ == home or kind.__module__.startswith(home + "."):
                 return name
     raise ModelError(
-        f"A model is a torch.nn.Module. Got {type(model).__module__}.{type(model).__name__}. "
-        "Give lockstep.wrap the model itself."
+        "A model is a torch.nn.Module, a flax module, a TrainState or (apply, variables). "
+        f"Got {type(model).__module__}.{type(model).__name__}. Give lockstep.wrap the model itself."
     )
+
+
+def _telling(model: Any) -> Any:
+    """What tells the framework: the model itself, or of (apply, variables) the module or the first variable."""
+    if not (isinstance(model, tuple) and len(model) == 2 and callable(model[0])):
+        return model
+    owner = getattr(model[0], "__self__", model[0])
+    if type(owner).__module__.partition(".")[0] in _HOMES or hasattr(owner, "apply"):
+        return owner
+    variables = model[1]
+    while isinstance(variables, Mapping | list | tuple) and variables:
+        variables = next(iter(variables.values() if isinstance(variables, Mapping) else variables))
+    return variables
 
 
 def module(name: str) -> Module:

@@ -4,6 +4,7 @@ from typing import Any
 
 from lockstep.callbacks.arguments import whole
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
+from lockstep.callbacks.rates import changeable
 from lockstep.core.monitor import Monitor
 from lockstep.errors import CallbackError
 
@@ -76,7 +77,7 @@ class ReduceLROnPlateau(Callback):
         self.wait, self.best, self.cooling = state["wait"], state["best"], state["cooling"]
 
     def _reduce(self) -> None:
-        rates = self.trainer.learning_rates
+        rates = changeable(self.trainer, "ReduceLROnPlateau")
         if any(rate > self.min_lr for rate in rates):
             self.trainer.learning_rates = tuple(
                 max(rate * self.factor, self.min_lr) if rate > self.min_lr else rate for rate in rates

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
+from lockstep.callbacks.rates import changeable
 from lockstep.core.plain import like, plain
 from lockstep.errors import CallbackError
 
@@ -100,7 +101,7 @@ class Asked:
         # A run resumed in the middle of an epoch begins that epoch again; its rate is set already.
         if index == self._last:
             return
-        rates = trainer.learning_rates
+        rates = changeable(trainer, "LearningRateSchedule")
         # Rates that ended at 0 have no ratio; the one that they had is known.
         if len(self._ratios) != len(rates) or (self._last is None and rates[0] > 0):
             self._ratios = _ratios(rates)

@@ -64,9 +64,8 @@ class TensorBoard(Callback):
         self._files = {}
 
     def _rates(self) -> dict[str, float]:
-        first, *others = self.trainer.learning_rates
-        numbered = {f"learning_rate_{index}": rate for index, rate in enumerate(others, start=1)}
-        return {"learning_rate": first, **numbered}
+        rates = self.trainer.learning_rates
+        return {f"learning_rate_{index}" if index else "learning_rate": rate for index, rate in enumerate(rates)}
 
     def _write(self, run: str, prefix: str, step: int, values: Logs) -> None:
         self._file(run).scalars(step, {f"{prefix}_{name}": float(value) for name, value in values.items()})

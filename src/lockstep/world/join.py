@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.devices import is_cpu
 from lockstep.errors import MissingExtra
 from lockstep.launch import environment
+from lockstep.world import meeting
 
 if TYPE_CHECKING:
     from lockstep.exchange.torch_distributed import Wire
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def launched() -> bool:
     """Whether this process is one of those that a launcher, or the script itself, has brought together."""
-    return _grouped() or environment.launched() is not None
+    return _grouped() or meeting.found() is not None or environment.launched() is not None
 
 
 def device(available: list[str], wanted: Any) -> str:
@@ -29,6 +30,8 @@ def device(available: list[str], wanted: Any) -> str:
 
         index = rank()
         local = environment.local_index(index)
+    elif (met := meeting.found()) is not None:
+        index, local = met.index, environment.local_index(0)  # JAX shows each process its own devices
     else:
         place = environment.launched()
         assert place is not None
@@ -48,6 +51,10 @@ def wire(accelerated: bool) -> "Wire":
         ) from None
     if _grouped():
         return Wire(accelerated)
+    if (met := meeting.found()) is not None:
+        if met.on_one_host:
+            environment.provide("GLOO_SOCKET_IFNAME", "lo")
+        return Wire.join(met.address(), met.index, met.count, accelerated)
     place = environment.launched()
     assert place is not None
     if place.local_count == place.count:

@@ -17,7 +17,9 @@ from lockstep import Metric
 from lockstep.backends import numpy as module
 from lockstep.backends.numpy import SGD, CrossEntropy, Dense, SquaredError
 
-__all__ = ["cross_entropy", "forms", "model", "module", "nudge", "set_rate", "sgd", "weights"]
+__all__ = ["compiles", "cross_entropy", "forms", "model", "module", "nudge", "set_rate", "sgd", "weights"]
+
+compiles = False
 
 STEP = 1e-30
 

@@ -119,14 +119,15 @@ def test_a_loss_that_is_none():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (3, "A model is a torch.nn.Module. Got builtins.int. Give lockstep.wrap the model itself."),
-        (nn.Linear, "A model is a torch.nn.Module. Got builtins.type. Give lockstep.wrap the model itself."),
+        (3, "Got builtins.int. Give lockstep.wrap the model itself."),
+        (nn.Linear, "Got builtins.type. Give lockstep.wrap the model itself."),
     ],
 )
 def test_what_is_no_model(model, message):
     with pytest.raises(ModelError) as caught:
         lockstep.wrap(model, None, None)
-    assert str(caught.value) == message
+    assert str(caught.value).startswith("A model is a torch.nn.Module, ")
+    assert str(caught.value).endswith(message)
 
 
 def frozen():

@@ -62,6 +62,9 @@ class NumpyBackend:
         )
         self._seen = self._bytes()
 
+    def spread(self, devices: Sequence[str]) -> None:
+        """Each process has one device, so there is nothing to move."""
+
     def computing(self, work: Work) -> AbstractContextManager[None]:
         """numpy has no global switches that change these bits."""
         return nullcontext()

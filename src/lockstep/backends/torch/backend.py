@@ -56,6 +56,9 @@ class TorchBackend:
         self._trained: dict[str, Tensor] = {}
         self._layout: Layout | None = None
 
+    def spread(self, devices: Sequence[str]) -> None:
+        """Each process has one device, so there is nothing to move."""
+
     def computing(self, work: Work) -> AbstractContextManager[None]:
         """Threads, deterministic algorithms and gradients as the promise needs them."""
         return settings.computing(work.threads, self._device, self._options.exact)

@@ -1,0 +1,42 @@
+"""JAX: one process drives all of its devices, with flax models or plain functions and optax."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lockstep.backends.base import Backend, Recipe
+from lockstep.backends.jax import devices as chips
+from lockstep.backends.jax import models
+from lockstep.backends.jax.applied import Applied
+from lockstep.backends.jax.backend import JaxBackend
+from lockstep.backends.jax.criteria import CrossEntropy, SquaredError
+
+__all__ = ["CrossEntropy", "JaxBackend", "SquaredError"]
+
+
+def available() -> list[str]:
+    """The GPUs or TPUs of this process."""
+    return chips.accelerators()
+
+
+def variables(devices: Sequence[str]) -> dict[str, str]:
+    """XLA's pool of CPU threads, which by itself would follow from the number of devices."""
+    return {"NPROC": str(chips.threads())} if devices[0].startswith("cpu") else {}
+
+
+def adopt(recipe: Recipe) -> Recipe:
+    """The recipe with a model that the script can call: a function of variables gets a handle."""
+    if isinstance(recipe.model, models.MODULE):
+        return recipe
+    model = models.of(recipe.model)
+    assert isinstance(model, Applied)
+    return replace(recipe, model=model.handle)
+
+
+def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
+    """A backend with a replica on each device."""
+    return JaxBackend(adopt(recipe), devices)
+
+
+def processes(devices: Sequence[str]) -> list[list[str]]:
+    """One process drives them all."""
+    return [list(devices)]

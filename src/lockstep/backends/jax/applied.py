@@ -1,0 +1,238 @@
+"""Applied: a model that is a function of its variables: flax.linen, a TrainState, or (apply, variables).
+
+`apply(variables, *inputs)` gives the outputs; where it takes `rngs`, they come from
+the shard's own key, and where it takes `mutable`, what the model keeps comes back
+beside the outputs. The script's handle on such a model is `trainer.model`, which
+is called like a module and shows the current variables.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+from flax.core import unfreeze
+from flax.training.train_state import TrainState
+
+from lockstep.backends.jax import modes, trees
+from lockstep.errors import ModelError, StateError
+
+PARAMS = "params"
+_OWN_FIELDS = {"step", "apply_fn", "params", "tx", "opt_state"}  # of every TrainState
+
+
+class Applied:
+    """A function of variables, and those variables."""
+
+    donated = True  # the script sees copies
+
+    def __init__(self, apply: Callable[..., Any], module: nn.Module | None, variables: Any) -> None:
+        self._apply = apply
+        self._module = module
+        self._collected = module is not None or (isinstance(variables, Mapping) and PARAMS in variables)
+        self.home = "model.params" if self._collected else "model"
+        self.state: TrainState | None = None
+        self.params: Any = None
+        self.rest: Any = {}
+        self.handle = Handle(self)
+        if variables is not None:
+            self._take(variables)
+
+    @classmethod
+    def of_module(cls, module: nn.Module) -> "Applied":
+        """A linen module: with its variables where it is bound, else with those of the first batch."""
+        if module.scope is None:
+            return cls(module.apply, module, None)
+        plain, variables = module.unbind()
+        return cls(plain.apply, plain, variables)
+
+    @classmethod
+    def of_pair(cls, apply: Any, variables: Any) -> "Applied":
+        """(apply, variables), or (linen module, variables)."""
+        if isinstance(apply, nn.Module):
+            return cls(apply.apply, apply, variables)
+        return cls(apply, _module_of(apply), variables)
+
+    @classmethod
+    def of_state(cls, state: TrainState) -> "Applied":
+        """A TrainState, whose further fields of variables (batch_stats ...) go along."""
+        fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        kept = {name: value for name, value in fields.items() if name not in _OWN_FIELDS and isinstance(value, Mapping)}
+        model = cls(state.apply_fn, _module_of(state.apply_fn), {PARAMS: state.params, **kept})
+        model.state = state
+        return model
+
+    def _take(self, variables: Any) -> None:
+        gone = trees.deleted(variables)
+        if gone:
+            raise StateError(
+                f"A model's arrays are there. Got {len(gone)} whose memory was donated, the first at {gone[0]!r}. "
+                "Leave donate_argnums out where the model goes on, or give the arrays that came back."
+            )
+        if not self._collected:
+            self.params, self.rest = variables, {}
+            return
+        variables = unfreeze(variables)
+        if PARAMS not in variables:
+            raise ModelError(f"A model has parameters to train in 'params'. Got {sorted(variables)}.")
+        self.params = variables[PARAMS]
+        self.rest = {name: value for name, value in variables.items() if name != PARAMS}
+
+    def variables(self, params: Any, rest: Any) -> Any:
+        """What `apply` is called with."""
+        return {PARAMS: params, **rest} if self._collected else params
+
+    def bind(self, params: Any, rest: Any, key: Any, training: bool) -> "BoundApply":
+        """The function with these variables and a shard's own key."""
+        apply, named = self._in_mode(training)
+        taken = {"rngs", "mutable"} if self._module is not None else modes.accepted(apply)
+        if "rngs" in taken:
+            named["rngs"] = {name: jax.random.fold_in(key, index) for index, name in enumerate((PARAMS, "dropout"))}
+        mutable = sorted(rest) if training and "mutable" in taken else []
+        return BoundApply(self, apply, named, mutable, (params, rest))
+
+    def _in_mode(self, training: bool) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """The function, and how it is told the mode: by an argument of the call, else by a field of the module."""
+        call = self._apply if self._module is None else type(self._module).__call__
+        name = modes.argument(call)
+        if name is not None:
+            return self._apply, {name: modes.value(name, training)}
+        if self._module is not None:
+            fields = {field.name: getattr(self._module, field.name) for field in dataclasses.fields(self._module)}
+            name = modes.field(fields)
+            if name is not None:
+                clone: Any = self._module.clone
+                return clone(**{name: modes.value(name, training)}).apply, {}
+        return self._apply, {}
+
+    def start(self, inputs: Any, key: Any) -> None:
+        """Initializes a linen module from the first batch's inputs."""
+        if self.params is not None:
+            return
+        assert self._module is not None
+        apply, named = self._in_mode(training=False)
+        module = apply.__self__  # type: ignore[attr-defined]
+        streams = {name: jax.random.fold_in(key, index) for index, name in enumerate((PARAMS, "dropout"))}
+        arguments, more = spread(inputs)
+        made = jax.jit(lambda streams, arguments, more: module.init(streams, *arguments, **more, **named))
+        self._take(made(streams, arguments, more))
+
+    def publish(self, params: Any, rest: Any) -> None:
+        """Keeps them for the script's handle."""
+        self.params, self.rest = params, rest
+
+    def changed(self) -> bool:
+        """The script holds copies, so never."""
+        return False
+
+    def held(self) -> list[Any]:
+        """Nothing that the script could write to."""
+        return []
+
+    def signature(self) -> Any:
+        """A function and its module do not change."""
+        return None
+
+    def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Dicts as the names of a state tell them."""
+        if self.params is not None:
+            return self.params, self.rest
+        prefix = "model."
+        found = trees.nested(
+            {
+                name.removeprefix(prefix): trees.from_array(value)
+                for name, value in state.items()
+                if name.startswith(prefix)
+            }
+        )
+        return found.pop(PARAMS, {}), found
+
+
+class BoundApply:
+    """The function inside an executable; calls in turn see what the earlier ones have kept."""
+
+    def __init__(
+        self, model: Applied, apply: Callable[..., Any], named: Mapping[str, Any], mutable: list[str], variables: Any
+    ) -> None:
+        self._model = model
+        self._apply = apply
+        self._named = named
+        self._mutable = mutable
+        self._params, self._rest = variables
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The outputs; what the model keeps is remembered."""
+        named = {**self._named, **named}
+        if not self._mutable:
+            return self._apply(self.variables, *inputs, **named)
+        result = self._apply(self.variables, *inputs, mutable=self._mutable, **named)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+            raise ModelError(
+                f"With mutable={self._mutable} apply gives (outputs, variables). Got {type(result).__name__}. "
+                "Return both, or leave mutable out of its arguments."
+            )
+        outputs, kept = result
+        self._rest = {**self._rest, **{name: unfreeze(kept[name]) for name in self._mutable if name in kept}}
+        return outputs
+
+    @property
+    def variables(self) -> Any:
+        """The variables as they are now."""
+        return self._model.variables(self._params, self._rest)
+
+    def others(self) -> Any:
+        """What the model keeps, as the calls have left it."""
+        return self._rest
+
+
+class Handle:
+    """What `trainer.model` is for such a model: callable, up to date, and it shows its variables."""
+
+    def __init__(self, applied: Applied) -> None:
+        self.applied = applied
+        self.optimizer: Any = None  # set by the backend, for `state`
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The outputs with the current variables, without training."""
+        return self.applied.bind(*self._current(), jax.random.key(0), training=False)(*inputs, **named)
+
+    @property
+    def variables(self) -> Any:
+        """A copy of the current variables, as `apply` takes them."""
+        return self.applied.variables(*self._current())
+
+    @property
+    def state(self) -> TrainState:
+        """The TrainState that was given to `wrap`, up to date."""
+        state = self.applied.state
+        if state is None:
+            raise ModelError("`state` is a TrainState's. This model is none: use `variables`.")
+        params, rest = self._current()
+        kept = {name: value for name, value in rest.items() if hasattr(state, name)}
+        opt_state, step = self.optimizer.current()
+        return state.replace(step=step, params=params, opt_state=opt_state, **kept)
+
+    def _current(self) -> tuple[Any, Any]:
+        if self.applied.params is None:
+            raise ModelError("A linen module has its variables from the first batch on. Train or evaluate first.")
+        current: tuple[Any, Any] = copied((self.applied.params, self.applied.rest))
+        return current
+
+
+def copied(tree: Any) -> Any:
+    """Copies on JAX's default device that no later step takes away."""
+    return jax.tree.map(lambda leaf: jax.numpy.array(trees.host(leaf)), tree)
+
+
+def spread(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a model is called: a tuple of inputs is spread, a dict goes in by name."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple) else (inputs,)), {}
+
+
+def _module_of(apply: Any) -> nn.Module | None:
+    """The linen module whose `apply` this is."""
+    owner = getattr(apply, "__self__", None)
+    return owner if isinstance(owner, nn.Module) and getattr(apply, "__name__", "") == "apply" else None

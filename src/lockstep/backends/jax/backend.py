@@ -1,0 +1,303 @@
+"""The JAX side of the seam: one process drives all of its devices.
+
+Every device holds a replica. One call runs one shard on each of them, so the
+shards of a batch go in rounds; which device computed a shard leaves no trace in it.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import jax
+import numpy as np
+
+from lockstep.backends.base import Array, Node, Recipe, State, Work
+from lockstep.backends.jax import arithmetic, batches, devices, keys, losses, metrics
+from lockstep.backends.jax.batches import Place, on_host, rounds, split
+from lockstep.backends.jax.executables import Executables
+from lockstep.backends.jax.fields import Fields
+from lockstep.backends.jax.nodes import Host, Lazy, Leaf, Round, Sum, Total, Vector, plain
+from lockstep.backends.jax.replicas import Replicas
+from lockstep.backends.jax.shards import Shards
+from lockstep.backends.jax.sums import Reader
+from lockstep.core import tree
+from lockstep.core.batches import transform
+from lockstep.core.layout import Layout
+from lockstep.core.metrics import Column, Sums, loss, ratio, resolve
+from lockstep.core.objective import Objective
+from lockstep.errors import LockstepError, ModelError
+
+CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusion matrix of 32 classes
+
+
+class JaxBackend:
+    """Replicas of a JAX model on the devices of this process."""
+
+    name = "jax"
+
+    def __init__(self, recipe: Recipe, names: Sequence[str]) -> None:
+        options = recipe.options
+        if options.precision == "fp16":
+            raise ModelError("JAX computes in bfloat16 without a loss scale. Got precision='fp16'. Use 'bf16'.")
+        self._recipe = recipe
+        self._metrics = resolve(recipe.metrics, metrics.named(recipe.loss))
+        self._replicas = Replicas(recipe)
+        self._shards = Shards(self._replicas.model, recipe.loss, self._metrics, options.precision)
+        self._reader = Reader()
+        self._differs: tuple[bool, ...] = ()
+        self._work: Work | None = None
+        self.spread(names)
+        self.versions: Mapping[str, str] = devices.versions(names)
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """The metrics of the last shard read."""
+        return self._reader.columns
+
+    def spread(self, names: Sequence[str]) -> None:
+        """Puts a replica on each of these devices; the state stays as it is."""
+        self._replicas.spread(names)
+        self.devices = tuple(names)
+
+    @contextmanager
+    def computing(self, work: Work) -> Iterator[None]:
+        """Takes over what the script has changed; an error tells the step it came from."""
+        self._work = work
+        if self._replicas.ready:
+            self._replicas.look()
+        try:
+            yield
+        except LockstepError:
+            raise
+        except Exception as error:
+            error.add_note(f"In step {work.step}.")
+            raise
+
+    # -- one step
+
+    def layout(self, phase: str) -> Layout:
+        """Every parameter, what else the model keeps, and the sums."""
+        self._start(self._inputs)
+        return self._fields.layout
+
+    def node(self, layout: Layout, memory: memoryview | None) -> Node:
+        """A node in the host's memory; leaves stay on their devices unless an exchange lent the memory."""
+        return Host(layout, memory)
+
+    def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
+        """Starts every round, then gives the rows shard by shard; nobody waits for a device here."""
+        alone = work.num_shards == 1
+        self._reader.begin()
+        leaves: dict[int, Node] = {}
+        layout = self._fields.layout
+        for places in rounds(self._pieces(work)):
+            vectors: list[Any] = [None] * len(places)
+            one = Round({}, partial(self._reader.step, work.step, layout))
+            for row, place in enumerate(places):
+                if place is not None:
+                    run, found = self._executables.gradient(
+                        self._shards, place.form, place.examples, alone, self._fields
+                    )
+                    share = self._replicas.scalar(place.examples / work.num_examples)
+                    vectors[row], sums = self._run(run, row, place, work, share, np.asarray(place.shard == 0))
+                    one.started[row] = place.shard, sums, found
+                    self._differs, self._divided = found.changed, found.divided
+                    leaves[place.shard] = Leaf(layout, one, row, self._executables.total)
+            one.vectors = self._executables.joined(vectors, self._fields.lengths)
+        for shard in sorted(leaves):
+            given = into.get(shard)
+            yield shard, self.add(leaves[shard], None, given) if getattr(given, "given", False) else leaves[shard]
+
+    def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
+        """Notes the addition of nodes on devices; adds those in the host's memory as the device would."""
+        if isinstance(left, Lazy) and isinstance(right, Lazy) and (out is None or isinstance(out, Lazy)):
+            return Sum(left, right)
+        values = plain(left)
+        if right is not None:
+            others = plain(right)
+            values = {dtype: arithmetic.add(values[dtype], others[dtype], self._replicas.device) for dtype in values}
+        if out is None:
+            return values
+        for dtype, vector in values.items():
+            out[dtype][:] = vector
+        return out
+
+    def divide(self, total: Node, by: float) -> None:
+        """Notes the division of a node on devices; divides in the host's memory as the device would."""
+        for vector in total.values():
+            if isinstance(vector, Vector):
+                assert isinstance(vector.node, Total)
+                vector.node.divisor = by
+            else:
+                vector[:] = arithmetic.divide(vector, by, self._replicas.device)
+
+    def finish(self, nodes: Mapping[Any, Node], num_shards: int) -> Node:
+        """The root: one executable for nodes on devices."""
+        total = tree.total(tree.root(num_shards), nodes, lambda left, right: self.add(left, right, left))
+        assert total is not None
+        if not isinstance(total, Lazy):
+            return total
+        whole = self._executables.total(total)
+        if not self._divided:
+            self._replicas.anticipate(whole, self._differs)
+        return whole
+
+    def sums(self, node: Node, layout: Layout) -> Sums:
+        """The field of sums; raises where a shard of another process has named its metrics otherwise."""
+        field = layout.fields[-1]
+        if isinstance(node, Total):
+            values = np.array(node.sums)
+        else:
+            values = np.array(node[field.dtype][field.offset : field.offset + field.size])
+        self._reader.check(values)
+        return values
+
+    def update(self, total: Node, work: Work) -> None:
+        """The optimizer's step with the summed gradient, and the averaged variables."""
+        whole = self._whole(total)
+        self._replicas.update(whole, self._differs, loss(whole.sums))
+
+    def norm(self, total: Node) -> float:
+        """The norm over all tensors of the gradient, before clipping."""
+        return self._replicas.norm(self._whole(total))
+
+    def _whole(self, total: Node) -> Total:
+        """A total out of whatever an exchange has made of it."""
+        if isinstance(total, Total):
+            return total
+        vectors = plain(total)
+        lengths = self._fields.lengths
+        return Total(
+            self._fields.layout,
+            {dtype: vectors[dtype][:length] for dtype, length in lengths.items()},
+            lambda: self.sums(total, self._fields.layout),
+        )
+
+    # -- forward only
+
+    def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
+        """Loss and metrics of each shard, without training."""
+        self._start(self._inputs)
+        started = []
+        self._reader.begin()
+        for row, place in self._places(work):
+            run, found = self._executables.sums(self._shards, place.form, place.examples)
+            started.append((place.shard, self._run(run, row, place, work), found))
+        for shard, sums, found in started:
+            yield shard, self._reader.read(sums, found)
+
+    def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
+        """The outputs of each shard, without training."""
+        self._start(lambda piece: piece)
+        started = []
+        for row, place in self._places(work):
+            outputs = self._run(self._executables.outputs(self._shards, place.form), row, place, work)
+            started.append((place.shard, outputs))
+        for shard, outputs in started:
+            yield shard, jax.tree.map(lambda value: batches.widened(np.asarray(value)), outputs)
+
+    def native(self, outputs: Any) -> Any:
+        """Outputs as JAX's arrays on the first replica's device."""
+        return transform(outputs, lambda value: jax.device_put(value, self._replicas.device))
+
+    # -- state
+
+    def state(self) -> State:
+        """The replicas' state."""
+        return self._replicas.state()
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """Takes over a whole state."""
+        self._replicas.load(state)
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """What `optax.inject_hyperparams` keeps where it can be read."""
+        self._replicas.look()
+        return self._replicas.optimizer.numbers()
+
+    def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
+        """Writes them into the optimizer's state, on every device."""
+        self._replicas.set_numbers(numbers)
+
+    def controls(self) -> Any:
+        """The optimizer's numbers."""
+        return [dict(group) for group in self.numbers()]
+
+    def turn(self, controls: Any) -> None:
+        """Takes over another process's numbers."""
+        self.set_numbers(controls)
+
+    def touched(self) -> bool:
+        """Whether the script wrote to the state since the last step."""
+        return self._replicas.touched()
+
+    # -- data and processes
+
+    def host(self, value: Any) -> Any:
+        """An array of JAX's as numpy."""
+        return on_host(value) if isinstance(value, jax.Array | Vector) else value
+
+    def stage(self, piece: Any) -> Any:
+        """A round is put together from several pieces, so they stay on the host until then."""
+        return piece
+
+    def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
+        """JAX has no data containers of its own."""
+        return None
+
+    def num_threads(self) -> int:
+        """XLA's threads are one pool for the whole process."""
+        return 1
+
+    def dump(self) -> bytes:
+        """The recipe in one pickle."""
+        data: bytes = cloudpickle.dumps(self._recipe)
+        return data
+
+    # -- inside
+
+    @property
+    def _executables(self) -> Executables:
+        return self._replicas.executables
+
+    @property
+    def _fields(self) -> Fields:
+        room = sum(2 if metric.result is ratio else CUSTOM_SUMS for metric in self._metrics)
+        return self._replicas.fields(room + CUSTOM_SUMS * isinstance(self._recipe.loss, Objective))
+
+    def _start(self, inputs: Callable[[Any], Any]) -> None:
+        """Makes a linen module's variables from the first batch, where there are none yet."""
+        if not self._replicas.ready:
+            assert self._work is not None
+            piece = next(iter(self._work.shards.values()))
+            form, arrays = split(inputs(piece))
+            self._replicas.start(form.filled(arrays), keys.initial(self._work.seed))
+
+    def _inputs(self, piece: Any) -> Any:
+        if isinstance(self._recipe.loss, Objective):
+            raise ModelError(
+                "Under an objective nobody knows what a linen module is called with. Got one without variables. "
+                "Give wrap (module, module.init(key, x))."
+            )
+        return piece if self._recipe.loss is None else losses.parts(piece)[0]
+
+    def _pieces(self, work: Work) -> list[dict[int, Any]]:
+        """The shards of every device, those of its replicas together."""
+        result: list[dict[int, Any]] = [{} for _ in set(self._replicas.rows)]
+        for row, pieces in zip(self._replicas.rows, work.pieces.values(), strict=False):
+            result[row].update(pieces)
+        return result
+
+    def _places(self, work: Work) -> Iterator[tuple[int, Place]]:
+        """Every shard with the row of its device, the devices in turn."""
+        for places in rounds(self._pieces(work)):
+            yield from ((row, place) for row, place in enumerate(places) if place is not None)
+
+    def _run(self, program: Any, row: int, place: Place, work: Work, *more: Any) -> Any:
+        """One shard on the device of its row; its arrays arrive there in fresh memory."""
+        params, rest, _ = self._replicas.copies[row]
+        key = keys.of(work, place.shard)
+        arrays = jax.device_put(place.arrays, self._executables.devices[row], may_alias=False)
+        return program(row, params, rest, arrays, key, *more)

@@ -1,0 +1,188 @@
+"""Losses: what a shard's loss weighs, so that the shards add up to the batch's own loss.
+
+A mean over the shard's examples is multiplied by (its examples / the batch's)
+before the backward pass; the shards then simply add. A loss that divides by
+something else (targets that are not ignored, class weights, example weights) is
+summed instead and divided once after the tree. With one shard neither happens:
+the loss is the user's own.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lockstep.backends.jax.applied import spread
+from lockstep.backends.jax.criteria import CrossEntropy, SquaredError
+from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe
+from lockstep.core.objective import Objective
+from lockstep.errors import BatchError, ModelError
+
+NAMED: dict[str, Any] = {"cross_entropy": CrossEntropy(), "mse": SquaredError()}
+
+
+class Share(NamedTuple):
+    """A shard's part of the batch: its examples, what they are of the batch's, and whether it is all there is."""
+
+    examples: int
+    fraction: Any
+    alone: bool
+
+
+@dataclass(frozen=True)
+class Term:
+    """The loss of one shard: where the backward pass starts, and what the sums get.
+
+    `scale` is a plain number by which the host multiplies the loss.
+    """
+
+    root: Any
+    loss: Any
+    weight: Any
+    divided: Any = 0.0
+    scale: float = 1.0
+    outputs: Any = None
+    targets: Any = None
+    values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
+    there: Any = True  # whether this shard weighs anything; one that does not has no gradient
+
+
+def of(loss: Any) -> Callable[[Any, Any, Share], Term]:
+    """The function (bound model, shard's batch, share) -> Term for whatever the user gave as loss."""
+    if loss is None:
+        return _models_own
+    if isinstance(loss, Objective):
+        return functools.partial(_objective, loss)
+    criterion = resolve(loss)
+    if not callable(criterion) and not isinstance(criterion, CrossEntropy | SquaredError):
+        raise ModelError(
+            f"A loss is one of {', '.join(map(repr, NAMED))}, a function of (outputs, targets) such as optax's, or a "
+            f"lockstep.objective. Got {loss!r}."
+        )
+    return functools.partial(_compared, criterion)
+
+
+def resolve(loss: Any) -> Any:
+    """The loss that a name stands for; anything else as it is."""
+    return NAMED.get(loss, loss) if isinstance(loss, str) else loss
+
+
+def _mean(value: Any, share: Share, **rest: Any) -> Term:
+    """A mean over the shard's examples."""
+    value = jnp.mean(value) if jnp.ndim(value) else value
+    root = value if share.alone else value * jnp.asarray(share.fraction, value.dtype)
+    return Term(root, value, share.examples, scale=share.examples, **rest)
+
+
+def _pair(value: Any, weight: Any, share: Share, **rest: Any) -> Term:
+    """A sum over the shard and what it is to be divided by."""
+    weight = jnp.asarray(weight)
+    there = weight != 0
+    loss = jnp.where(there, value, 0)
+    if not share.alone:
+        return Term(value, loss, weight, 1.0, there=there, **rest)
+    divisor = jnp.where(there, weight, 1).astype(jnp.result_type(value))
+    return Term(value / divisor, loss, weight, jnp.where(there, 0.0, 1.0), there=there, **rest)
+
+
+def call(model: Any, inputs: Any, examples: int) -> Any:
+    """The model's outputs for a shard, one row per example where they are one array."""
+    arguments, named = spread(inputs)
+    outputs = model(*arguments, **named)
+    if isinstance(outputs, jax.Array) and (not outputs.ndim or len(outputs) != examples):
+        raise ModelError(
+            f"A model's outputs have one row per example on axis 0. Got shape {tuple(outputs.shape)} for a shard of "
+            f"{examples}. Return such outputs."
+        )
+    return outputs
+
+
+def _models_own(model: Any, batch: Any, share: Share) -> Term:
+    """The loss that the model's output carries."""
+    arguments, named = spread(batch)
+    outputs = model(*arguments, **named)
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if not isinstance(loss, jax.Array):
+        raise ModelError(
+            "Without a loss the model's output carries one as `.loss`. "
+            f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
+        )
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    targets = batch.get("labels") if isinstance(batch, Mapping) else None
+    return _mean(loss, share, outputs=logits, targets=targets)
+
+
+def _objective(objective: Objective, model: Any, batch: Any, share: Share) -> Term:
+    """What the user's own function says: a mean, a mean with metrics, or (sum, weight)."""
+    result = objective(model, batch)
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+        loss, values = result
+    else:
+        loss, values = result, {}
+    if isinstance(loss, tuple) and len(loss) == 2:
+        return _pair(*loss, share, values=values)
+    if not isinstance(loss, jax.Array) or (loss.ndim and len(loss) != share.examples):
+        raise ModelError(
+            "An objective returns the shard's mean loss as an array, one loss per example, (loss, {name: value}) or "
+            f"(sum, weight). Got {describe(result)} for a shard of {share.examples}."
+        )
+    return _mean(loss, share, values=values)
+
+
+def parts(batch: Any) -> tuple[Any, Any, Any]:
+    """The inputs, targets and example weights (or None) of a batch."""
+    if isinstance(batch, tuple) and len(batch) == 2:
+        return batch[0], batch[1], None
+    if isinstance(batch, tuple) and len(batch) == 3:
+        return batch
+    raise BatchError(
+        "With a loss of (outputs, targets) a batch is (inputs, targets) or (inputs, targets, weights). "
+        f"Got {describe(batch)}. Give one of these, or write an objective:\n{OBJECTIVE_EXAMPLE}"
+    )
+
+
+def _compared(criterion: Any, model: Any, batch: Any, share: Share) -> Term:
+    """A loss of (outputs, targets), with example weights where the batch has them."""
+    inputs, targets, weights = parts(batch)
+    outputs = call(model, inputs, share.examples)
+    rest = {"outputs": outputs, "targets": targets}
+    own = isinstance(criterion, CrossEntropy | SquaredError)
+    value = criterion.values(outputs, targets) if own else criterion(outputs, targets)
+    counted = criterion.weights_of(targets, value) if own else None  # one for each value, or None
+    if isinstance(value, tuple) and len(value) == 2 and weights is None:
+        return _pair(*value, share, **rest)
+    if not isinstance(value, jax.Array) or (value.ndim and len(value) != share.examples):
+        raise ModelError(
+            f"A loss gives one number, one per example, or (sum, weight). Got {describe(value)} for a shard of "
+            f"{share.examples}."
+        )
+    if weights is not None:
+        value, counted = _weighted(value, counted, weights, share)
+    if own and criterion.reduction == "sum":
+        total = jnp.sum(value)
+        return Term(total, total, 0.0, **rest)
+    if counted is None:
+        return _mean(value, share, **rest)
+    return _pair(jnp.sum(value), jnp.sum(counted), share, **rest)
+
+
+def _weighted(value: Any, counted: Any, weights: Any, share: Share) -> tuple[Any, Any]:
+    """The values of the examples times their weights, and what each then counts."""
+    if weights.size != share.examples:
+        raise BatchError(
+            f"There is one weight per example. Got weights of shape {tuple(weights.shape)} for a shard of "
+            f"{share.examples}. Give one number for each example."
+        )
+    if not value.ndim:
+        raise ModelError(
+            "Example weights need a loss that gives one value per example. Got one number for a shard of "
+            f"{share.examples}. Return one value per example, or write an objective that returns (sum, weight)."
+        )
+    weights = weights.reshape(-1)
+    if counted is None:  # (examples,)
+        return value.reshape(len(value), -1).mean(1) * weights.astype(value.dtype), weights
+    spread_out = weights.reshape(-1, *[1] * (value.ndim - 1))  # (examples, 1, ...)
+    return value * spread_out.astype(value.dtype), counted * spread_out

@@ -1,0 +1,53 @@
+"""Modes: where a model is told whether it trains.
+
+People put it in one of three places: an argument of the call (`train`, `training`,
+`is_training`, or `deterministic`, which means the opposite), a field of that name,
+or, in nnx, the flags that `model.train()` and `model.eval()` turn.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+_NAMES = {"train": True, "training": True, "is_training": True, "deterministic": False}
+
+
+def argument(call: Callable[..., Any]) -> str | None:
+    """The argument of the call that tells the mode, if there is one.
+
+    >>> argument(lambda x, *, deterministic=True: x)
+    'deterministic'
+    """
+    return _first(accepted(call))
+
+
+def field(fields: Mapping[str, Any]) -> str | None:
+    """The field that tells the mode, if there is one.
+
+    >>> field({"width": 3, "training": True})
+    'training'
+    """
+    return _first({name for name, value in fields.items() if value is None or isinstance(value, bool)})
+
+
+def value(name: str, training: bool) -> bool:
+    """What the argument or field of this name is set to.
+
+    >>> value("train", True), value("deterministic", True)
+    (True, False)
+    """
+    return training == _NAMES[name]
+
+
+def accepted(call: Callable[..., Any]) -> set[str]:
+    """The names of the arguments that a call takes by name."""
+    try:
+        parameters = inspect.signature(call).parameters
+    except (TypeError, ValueError):
+        return set()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name for name, parameter in parameters.items() if parameter.kind in kinds}
+
+
+def _first(names: Collection[str]) -> str | None:
+    return next((name for name in _NAMES if name in names), None)

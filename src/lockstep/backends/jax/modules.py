@@ -1,0 +1,148 @@
+"""Modules: a `flax.nnx.Module`, which holds its own variables.
+
+The script's module is never run: a copy of its graph is, with the shard's own
+variables in it. After every step the module's variables get the new arrays, and
+an array that the script has put there since is seen by its being another object.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from lockstep.backends.jax import modes, trees
+from lockstep.errors import ModelError
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Module:
+    """An nnx module, its trained variables and the rest."""
+
+    home = "model"
+    donated = False  # the script's own module holds the arrays
+
+    def __init__(self, module: nnx.Module, wrt: Any) -> None:
+        self._module = module
+        self._wrt = wrt
+        self._nodes = [node for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Pytree)]
+        self._keeps = _variables(module)
+        self._published: list[Any] = []
+        self._plain, self._hung = self._attributes()
+        self._split()
+
+    def _split(self) -> None:
+        """Takes the module's graph and variables as they are now."""
+        parts: Any = nnx.split(self._module, self._wrt, nnx.RngState, ...)
+        _, params, _, rest = parts
+        self.params, self.rest = nnx.as_pure(params), nnx.as_pure(rest)
+        self._owners = [*self._found(params), *self._found(rest)]
+        self._published = self.held()
+
+    def _found(self, state: Any) -> list[Any]:
+        """The module's own variable behind each array of a state; None for an array that no variable holds."""
+        return [self._keeps.get(path) for path, _ in nnx.to_flat_state(state)]
+
+    def bind(self, params: Any, rest: Any, key: Any, training: bool) -> "BoundModule":
+        """A copy of the module with these variables and a shard's own keys."""
+        module = nnx.merge(*_graph(self._module, training), copy=True)
+        nnx.update(module, params)
+        nnx.update(module, rest)
+        for index, variable in enumerate(_variables(module, nnx.RngState).values()):
+            old = variable.get_raw_value()
+            if isinstance(variable, nnx.RngKey):
+                fresh = jax.random.fold_in(key, index)  # a key of its own for every stream
+                variable.set_raw_value(jax.random.split(fresh, old.shape) if old.shape else fresh)
+            else:
+                variable.set_raw_value(jax.numpy.zeros(old.shape, old.dtype))
+        name = modes.argument(module.__call__)
+        return BoundModule(module, {} if name is None else {name: modes.value(name, training)}, rest)
+
+    def start(self, inputs: Any, key: Any) -> None:
+        """An nnx module has its variables from the beginning."""
+
+    def publish(self, params: Any, rest: Any) -> None:
+        """Puts the arrays into the script's own variables."""
+        self.params, self.rest = params, rest
+        for owner, leaf in zip(self._owners, [*jax.tree.leaves(params), *jax.tree.leaves(rest)], strict=True):
+            if owner is not None:
+                owner.set_raw_value(leaf, _unsafe_bypass_check=True)
+        self._published = self.held()
+
+    def changed(self) -> bool:
+        """Whether a variable holds another array than the one put there; takes it over."""
+        held = self.held()
+        if all(one is other for one, other in zip(held, self._published, strict=True)):
+            return False
+        self._split()
+        return True
+
+    def signature(self) -> Any:
+        """The plain attributes of every module in the graph; what else hangs there is to stay."""
+        plain, hung = self._attributes()
+        if hung != self._hung:
+            raise ModelError(
+                "A model keeps the modules and variables it was wrapped with. Some were replaced since. Call "
+                "lockstep.wrap again after changing the model; writing variable[...] = array works."
+            )
+        if plain != self._plain:
+            self._plain = plain
+            self._split()
+        return plain
+
+    def _attributes(self) -> tuple[list[Any], list[Any]]:
+        """The plain values of every module, and the identity of all others."""
+        plain, hung = [], []
+        for node in self._nodes:
+            for key, value in vars(node).items():
+                if type(value) in _PLAIN:
+                    plain.append((key, value))
+                else:
+                    hung.append((key, id(value)))
+        return plain, hung
+
+    def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
+        """An nnx module has its variables from the beginning."""
+        return self.params, self.rest
+
+    def held(self) -> list[Any]:
+        """The arrays in the script's own variables."""
+        return [None if owner is None else owner.get_raw_value() for owner in self._owners]
+
+
+class BoundModule:
+    """A copy of the module inside an executable; its attributes are the module's own."""
+
+    def __init__(self, module: Any, mode: Mapping[str, bool], rest: Any) -> None:
+        self._module = module
+        self._mode = mode
+        self._rest = rest
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The module's outputs, in the mode asked for."""
+        return self._module(*inputs, **{**self._mode, **named})
+
+    def __getattr__(self, name: str) -> Any:
+        """The module's own attribute, for an objective that calls parts of it."""
+        return getattr(self._module, name)
+
+    def others(self) -> Any:
+        """The variables that are not trained, in the order in which they came."""
+        flat = dict(nnx.to_flat_state(nnx.as_pure(nnx.state(self._module))))
+        paths = [path for path, _ in nnx.to_flat_state(self._rest)]
+        return trees.refilled(self._rest, [flat[path] for path in paths])
+
+
+def _graph(module: nnx.Module, training: bool) -> Any:
+    """The module's graph and state in one mode; the script's own flags stay where they are."""
+    copy = nnx.merge(*nnx.split(module))
+    turn: Callable[..., None] = copy.train if training else copy.eval
+    name = modes.field(vars(copy))
+    turn(**({} if name is None or name == "deterministic" else {name: modes.value(name, training)}))
+    return nnx.split(copy)
+
+
+def _variables(module: Any, kind: Any = nnx.Variable) -> dict[tuple[Any, ...], Any]:
+    """Every variable of a kind by its path, each once."""
+    return {path: node for path, node in nnx.iter_graph(module) if isinstance(node, kind)}

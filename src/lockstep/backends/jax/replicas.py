@@ -1,0 +1,248 @@
+"""Replicas: the state of model and optimizer on every device, and the script's own objects beside it.
+
+The script's objects are the truth. What it puts there between two steps is seen,
+for JAX's arrays never change: another value is another object.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from lockstep.backends.base import Array, Recipe, State
+from lockstep.backends.jax import devices, models, optimizers, trees
+from lockstep.backends.jax.applied import Handle
+from lockstep.backends.jax.executables import Executables
+from lockstep.backends.jax.fields import Fields
+from lockstep.backends.jax.nodes import Total
+from lockstep.errors import StateError
+
+_STEP = "optimizer.step"
+
+
+class Replicas:
+    """One state, a copy of it on every device."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._options = recipe.options
+        self.model = models.of(recipe.model, optimizers.wrt(recipe.optimizer))
+        self.optimizer = optimizers.of(recipe.optimizer, getattr(self.model, "state", None))
+        if isinstance(recipe.model, Handle):
+            recipe.model.optimizer = self.optimizer
+        self.rows: list[int] = []  # for each replica, the row of its device
+        self.copies: list[tuple[Any, Any, Any]] = []  # parameters, other variables, optimizer's state of every device
+        self._fields: Fields | None = None
+        self._ahead: tuple[Total, list[Any]] | None = None  # an update that was started, and for which total
+        self._signature = self.model.signature()
+        self._lazy = not self.ready  # the first batch makes the variables
+        self._loads = 0  # how often a state was taken over
+        self._seen: list[Any] = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether the variables are there; a linen module may have none before the first batch."""
+        return self.model.params is not None
+
+    def spread(self, names: Sequence[str]) -> None:
+        """A copy of the state on each of these devices; several replicas may share one."""
+        if self.ready:
+            self.look()
+        own = jax.tree.leaves((self.model.params, self.model.rest, self.optimizer.state))
+        state = jax.tree.map(trees.host, (self.model.params, self.model.rest, self.optimizer.state))
+        chosen = devices.of(names, self._options.exact, own)
+        unique = list(dict.fromkeys(chosen))
+        self.rows = [unique.index(device) for device in chosen]
+        self.device = unique[0]
+        self.executables = Executables(unique, self._options.exact)
+        if self.ready:
+            self.take(state[0], state[1], state[2], self.optimizer.steps)
+        self._seen = self._held()
+
+    def start(self, inputs: Any, key: Any) -> None:
+        """Makes a linen module's variables from the first batch's inputs."""
+        self.model.start(inputs, key)
+        self.take(self.model.params, self.model.rest, None, self.optimizer.steps)
+        self._seen = self._held()
+
+    def look(self) -> None:
+        """Takes over what the script has put into its own objects."""
+        signature = self.model.signature()
+        if signature != self._signature:
+            self.executables.forget()
+        self._signature = signature
+        self._check_there()
+        changed = [self.model.changed(), self.optimizer.changed()]
+        if any(changed):
+            self.take(self.model.params, self.model.rest, self.optimizer.state, self.optimizer.steps)
+
+    def _check_there(self) -> None:
+        """Refuses arrays whose memory the script has given away."""
+        shared = [] if self.model.donated and self.optimizer.donated else self.copies[:1]  # with the script's objects
+        for tree in (*shared, self.model.held(), self.optimizer.held()):
+            if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(tree)):
+                gone = trees.deleted(tree)
+                raise StateError(
+                    f"A model's arrays are there. Got {len(gone)} whose memory was donated, the first at {gone[0]!r}. "
+                    "Leave donate_argnums out where the model goes on, or put the arrays that came back into the "
+                    "model and call lockstep.wrap again."
+                )
+
+    def take(self, params: Any, rest: Any, state: Any, steps: int | None) -> None:
+        """Puts a state on every device and into the script's own objects."""
+        if state is None:
+            self.optimizer.state = None
+            self.optimizer.start(params)
+            state = self.optimizer.state
+        self.copies = self.executables.put((params, rest, state))
+        self._publish(steps)
+
+    def _publish(self, steps: int | None) -> None:
+        """Brings the script's own objects up to date."""
+        params, rest, state = self.copies[0]
+        self.model.publish(params, rest)
+        self.optimizer.publish(state, steps)
+
+    def fields(self, room: int) -> Fields:
+        """Where everything lies in a node; made once."""
+        if self._fields is None:
+            params, rest, _ = self.copies[0]
+            self._fields = Fields(jax.tree.map(_form, params), jax.tree.map(_form, rest), room)
+        return self._fields
+
+    def anticipate(self, total: Total, differs: tuple[bool, ...]) -> None:
+        """Starts the update before the sums are read, so that an accelerator need not wait for the host.
+
+        Nothing of the state is given away for it: should the sums speak against the step, what it gave is dropped.
+        """
+        self._ahead = None
+        if runs_ahead(self.device) and not self.optimizer.asks_for_loss(self.copies[0][0]):
+            self._ahead = total, self._updated(total, differs, None, donated=())
+
+    def update(self, total: Total, differs: tuple[bool, ...], loss: float) -> None:
+        """One step of the optimizer on every device."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] is total:
+            self.copies = ahead[1]
+        else:
+            donated = (3, 4) * self.model.donated + (5,) * self.optimizer.donated
+            self.copies = self._updated(total, differs, self.scalar(loss), donated)
+        steps = self.optimizer.steps
+        self._publish(None if steps is None else steps + 1)
+        self._seen = self._held()
+
+    def _updated(self, total: Total, differs: tuple[bool, ...], loss: Any, donated: tuple[int, ...]) -> list[Any]:
+        """Parameters, other variables and optimizer's state of every device, one step on."""
+        assert self._fields is not None
+        divisor = self._divisor(total)
+        update = self.executables.update(
+            self.optimizer,
+            self._fields,
+            self._options.clip_norm,
+            differs=differs,
+            divided=divisor is not None,
+            donated=donated,
+        )
+        return [
+            update(row, vectors, divisor, loss, *self.copies[row]) for row, vectors in enumerate(self._vectors(total))
+        ]
+
+    def norm(self, total: Total) -> float:
+        """The norm of the gradient, divided as the update divides it."""
+        assert self._fields is not None
+        divisor = self._divisor(total)
+        norm = self.executables.norm(self._fields, divisor is not None)
+        return float(norm(0, self._vectors(total)[0], divisor))
+
+    def _vectors(self, total: Total) -> list[dict[str, Any]]:
+        """A node's vectors, for every device."""
+        devices = self.executables.devices
+        if all(isinstance(each, jax.Array) and each.devices() == {*devices} for each in total.vectors.values()):
+            shards = {dtype: each.addressable_shards for dtype, each in total.vectors.items()}
+            return [{dtype: each[row].data for dtype, each in shards.items()} for row in range(len(devices))]
+        return self.executables.put(dict(total.vectors))
+
+    def _divisor(self, total: Total) -> Any:
+        """What the gradient is divided by; None where the shards' means already add up to the batch's."""
+        return None if total.divisor == 1.0 else self.scalar(total.divisor)
+
+    def scalar(self, value: float) -> Any:
+        """A number as an argument of an executable."""
+        return np.asarray(value, jax.dtypes.canonicalize_dtype(float))
+
+    # -- the state, by name
+
+    def state(self) -> State:
+        """Parameters, what else the model keeps, and the optimizer's state."""
+        if not self.ready:
+            return {}
+        self.look()
+        params, rest, slots = self.copies[0]
+        state = trees.to_state(self.model.home, params) | trees.to_state("model", rest)
+        state |= trees.to_state("optimizer", slots)
+        if self.optimizer.steps is not None:
+            state[_STEP] = Array(np.asarray(self.optimizer.steps), "int64")
+        return state
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """Takes over a whole state; one that does not fit changes nothing."""
+        if not state and self._lazy:
+            self._forget()
+            return
+        home = self.model.home
+        params, rest = self.model.rebuilt(state)
+        known = {f"{home}.{name}" for name in trees.named(params)} | {f"model.{name}" for name in trees.named(rest)}
+        strange = [name for name in state if name.startswith("model.") and name not in known]
+        if strange:
+            raise StateError(
+                f"The state does not fit this model, which has no {strange[0].removeprefix('model.')!r}. "
+                "Load the state of this model."
+            )
+        params = trees.from_state(home, params, state, "model")
+        rest = trees.from_state("model", rest, state, "model")
+        if self.optimizer.state is None:
+            self.optimizer.start(params)
+        slots = trees.from_state("optimizer", self.optimizer.state, state, "optimizer")
+        trees.check_known(
+            "optimizer", self.optimizer.state, {k: v for k, v in state.items() if k != _STEP}, "optimizer"
+        )
+        steps = state[_STEP].data.item() if _STEP in state else self.optimizer.steps
+        self.take(params, rest, slots, steps)
+        self._loads += 1
+
+    def _forget(self) -> None:
+        """Back to before the first batch, which will make the variables anew."""
+        self.copies = []
+        self.model.publish(None, {})
+        self.optimizer.publish(None, self.optimizer.steps)
+
+    def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
+        """Writes plain numbers into the optimizer's state."""
+        if not self.ready:
+            self.optimizer.want(numbers)
+            return
+        self.look()
+        if any(numbers):
+            fresh = self.executables.put(self.optimizer.with_numbers(numbers))
+            self.copies = [(params, rest, slots) for (params, rest, _), slots in zip(self.copies, fresh, strict=True)]
+            self.optimizer.publish(self.copies[0][2], self.optimizer.steps)
+
+    def touched(self) -> bool:
+        """Whether the script has written to the state, or a state was taken over, since the last look."""
+        seen, self._seen = self._seen, self._held()
+        return len(seen) != len(self._seen) or any(
+            one is not other for one, other in zip(seen, self._seen, strict=True)
+        )
+
+    def _held(self) -> list[Any]:
+        return [*self.model.held(), *self.optimizer.held(), self._loads]
+
+
+def runs_ahead(device: Any) -> bool:
+    """Whether the host tells the device what to do long before it is done."""
+    return bool(device.platform != "cpu")
+
+
+def _form(leaf: Any) -> Any:
+    form: Any = jax.ShapeDtypeStruct
+    return form(leaf.shape, leaf.dtype)

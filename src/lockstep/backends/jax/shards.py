@@ -1,0 +1,125 @@
+"""Shards: one shard's forward and backward pass, as a function without loop or collective.
+
+Every shard runs alone and at its own shape. What is compiled here knows of one
+shard on one device, and of nothing else.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.backends.jax import fields, keys, losses, metrics
+from lockstep.backends.jax.applied import spread
+from lockstep.backends.jax.batches import Form
+from lockstep.backends.jax.fields import Fields
+from lockstep.backends.jax.losses import Share, Term
+from lockstep.backends.jax.models import Model
+from lockstep.core.metrics import Column, Metric
+from lockstep.errors import ModelError
+
+
+@dataclass
+class Found:
+    """What tracing a shard has shown: how the host reads its sums, and which variables the model changes."""
+
+    scales: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    columns: list[Column] = field(default_factory=list)
+    changed: tuple[bool, ...] = ()
+    divided: bool = False  # whether the gradient is divided by a weight after the tree
+
+
+class Shards:
+    """The functions of one shard that are compiled."""
+
+    def __init__(self, model: Model, loss: Any, chosen: list[Metric], precision: str | None) -> None:
+        self._model = model
+        self._term = losses.of(loss)
+        self._metrics = chosen
+        self._short = jnp.bfloat16 if precision == "bf16" else None
+
+    def gradient(self, form: Form, examples: int, alone: bool, layout: Fields, found: Found) -> Callable[..., Any]:
+        """(params, rest, arrays, key, fraction, first) -> (vectors, sums) of one shard."""
+
+        def run(params: Any, rest: Any, arrays: Any, key: Any, fraction: Any, first: Any) -> Any:
+            share = Share(examples, fraction, alone)
+
+            def root(params: Any) -> Any:
+                model = self._model.bind(self._cast(params), rest, keys.made(key), training=True)
+                term = self._term(model, self._cast(form.filled(arrays)), share)
+                _check(term.root)
+                return self._wide(term.root), (self._measure(term, share, found), term.there, model.others())
+
+            (_, (sums, there, others)), gradients = jax.value_and_grad(root, has_aux=True)(params)
+            if there is not True:  # a shard without weight gives exact zeros, also where the loss says NaN
+                gradients = jax.tree.map(lambda value: jnp.where(there, value, 0), gradients)
+            found.changed = fields.changed(rest, others)
+            vectors = layout.vectors(gradients, others, found.changed, None if alone else fraction, first)
+            return jax.tree.map(lambda vector: vector[None], vectors), sums  # (1, length): a row of a round
+
+        return run
+
+    def sums(self, form: Form, examples: int, found: Found) -> Callable[..., Any]:
+        """(params, rest, arrays, key) -> sums of one shard, without training."""
+
+        def run(params: Any, rest: Any, arrays: Any, key: Any) -> Any:
+            share = Share(examples, 1.0, alone=False)
+            model = self._model.bind(self._cast(params), rest, keys.made(key), training=False)
+            return self._measure(self._term(model, self._cast(form.filled(arrays)), share), share, found)
+
+        return run
+
+    def outputs(self, form: Form) -> Callable[..., Any]:
+        """(params, rest, arrays, key) -> the model's outputs, without training."""
+
+        def run(params: Any, rest: Any, arrays: Any, key: Any) -> Any:
+            model = self._model.bind(self._cast(params), rest, keys.made(key), training=False)
+            named, more = spread(self._cast(form.filled(arrays)))
+            return jax.tree.map(self._wide, model(*named, **more))
+
+        return run
+
+    def _measure(self, term: Term, share: Share, found: Found) -> Any:
+        """[loss, weight, divided, metric sums ...] of one shard, before the host's scales."""
+        values: list[tuple[Any, float]] = [(term.loss, term.scale), (term.weight, 1.0), (term.divided, 1.0)]
+        columns: list[Column] = []
+        for metric in self._metrics:
+            if term.outputs is None or term.targets is None:
+                raise ModelError(
+                    "Metrics compare outputs and targets, and this loss tells neither. "
+                    "Let an objective return its own: return loss, {'name': value}."
+                )
+            sums, column = metrics.measure(metric, term.outputs, term.targets, share.examples)
+            values += sums
+            columns.append(column)
+        for name, value in sorted(term.values.items()):
+            values += metrics.pair(name, value, share.examples)
+            columns.append(Column(name, 2))
+        found.divided = term.divided != 0.0
+        found.columns, found.scales = columns, np.array([scale for _, scale in values], np.float64)
+        return jnp.stack([jnp.asarray(jax.lax.stop_gradient(value)).astype(fields.wide()) for value, _ in values])
+
+    def _cast(self, tree: Any) -> Any:
+        """Floats in the short type, where mixed precision was asked for."""
+        short = self._short
+        if short is None:
+            return tree
+        return jax.tree.map(lambda value: value.astype(short) if _is_float(value) else value, tree)
+
+    def _wide(self, value: Any) -> Any:
+        return value.astype(jnp.float32) if self._short is not None and _is_float(value) else value
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, jax.Array) and bool(jnp.issubdtype(value.dtype, jnp.floating))
+
+
+def _check(root: Any) -> None:
+    if jnp.ndim(root):
+        raise ModelError(f"A loss is one number. Got shape {tuple(root.shape)}. Return its mean.")
+    if not _is_float(root):
+        raise ModelError(f"A loss is a real number. Got {getattr(root, 'dtype', type(root).__name__)}. Return a float.")

@@ -1,0 +1,123 @@
+"""Trees: nests of arrays by name, as the state and the digests know them.
+
+A name is the framework's own path joined with dots: `params.Dense_0.kernel`,
+`layers.0.kernel`, `0.mu.layers.0.kernel`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax import dtypes
+from numpy.typing import NDArray
+
+from lockstep.backends.base import Array, State
+from lockstep.errors import StateError
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """The leaves of a nest by name, in the nest's own order."""
+    return {".".join(map(_part, path)): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def refilled(tree: Any, leaves: list[Any]) -> Any:
+    """The same nest with other leaves."""
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Dicts in dicts out of names with dots.
+
+    >>> nested({"params.Dense_0.bias": 1, "params.Dense_0.kernel": 2})
+    {'params': {'Dense_0': {'bias': 1, 'kernel': 2}}}
+    """
+    result: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *path, last = name.split(".")
+        place = result
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = leaf
+    return result
+
+
+def to_state(prefix: str, tree: Any) -> State:
+    """A copy of every array of a nest, by name, as numpy holds it."""
+    return {f"{prefix}.{name}": to_array(leaf) for name, leaf in named(tree).items()}
+
+
+def to_array(leaf: Any) -> Array:
+    """A copy of one array; a key of JAX's generators goes as the numbers it is made of."""
+    if is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    data = np.array(host(leaf))
+    dtype = str(data.dtype)
+    return Array(data.view(np.int16), dtype) if dtype == "bfloat16" else Array(data, dtype)
+
+
+def from_array(array: Array) -> NDArray[Any]:
+    """The array in its own type."""
+    return array.data.view(jax.numpy.bfloat16) if array.dtype == "bfloat16" else array.data
+
+
+def from_state(prefix: str, tree: Any, state: Mapping[str, Array], whole: str) -> Any:
+    """The nest with the state's arrays in the place of its own; `whole` is what does not fit where one differs."""
+    leaves = []
+    for name, leaf in named(tree).items():
+        there = state.get(f"{prefix}.{name}")
+        form = _form(leaf)
+        if there is None:
+            raise StateError(f"The state does not fit this {whole}. It has nothing for {name!r}. Load its own state.")
+        if (there.data.shape, there.dtype) != form:
+            raise StateError(
+                f"The state does not fit this {whole}. At {name!r} it has {there.data.shape} of {there.dtype}, "
+                f"the {whole} {form[0]} of {form[1]}. Load its own state."
+            )
+        leaves.append(_wrapped(from_array(there), leaf))
+    return refilled(tree, leaves)
+
+
+def check_known(prefix: str, tree: Any, state: Mapping[str, Array], whole: str) -> None:
+    """Raises where the state has an array that the nest has not."""
+    known = {f"{prefix}.{name}" for name in named(tree)}
+    for name in state:
+        if name.startswith(f"{prefix}.") and name not in known:
+            raise StateError(
+                f"The state does not fit this {whole}, which has no {name.removeprefix(prefix + '.')!r}. "
+                "Load its own state."
+            )
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether this is a key of JAX's generators, and no array of numbers."""
+    return hasattr(leaf, "dtype") and bool(jax.numpy.issubdtype(leaf.dtype, dtypes.prng_key))
+
+
+def host(leaf: Any) -> Any:
+    """The bytes of an array that lies on one or several devices of this process, without waiting for more than one."""
+    if isinstance(leaf, jax.Array) and not is_key(leaf) and len(leaf.devices()) > 1:
+        leaf = leaf.addressable_data(0)
+    return leaf
+
+
+def deleted(tree: Any) -> list[str]:
+    """The names of arrays whose memory was given to somebody else."""
+    return [name for name, leaf in named(tree).items() if isinstance(leaf, jax.Array) and leaf.is_deleted()]
+
+
+def _form(leaf: Any) -> tuple[tuple[int, ...], str]:
+    """The shape and type that an array has in a state."""
+    plain = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
+    return tuple(np.shape(plain)), str(getattr(plain, "dtype", np.asarray(plain).dtype))
+
+
+def _wrapped(data: Any, like: Any) -> Any:
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like)) if is_key(like) else data
+
+
+def _part(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)

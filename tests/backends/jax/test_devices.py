@@ -1,0 +1,170 @@
+"""Devices: made before JAX wakes, made again where that is safe, and never a reason to compile more."""
+
+import collections
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import lockstep
+from backends.kits import jax as kit
+from lockstep.backends.jax import devices
+from lockstep.errors import DeviceError, ExactError
+
+LOSS = optax.softmax_cross_entropy_with_integer_labels
+GENERATOR = np.random.Generator(np.random.PCG64(5))
+X = GENERATOR.standard_normal((61, 6)).astype(np.float32)
+Y = GENERATOR.integers(0, 3, 61)
+
+compiled = collections.Counter()
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, seconds, **more: compiled.update([name.rpartition("/")[2]])
+)
+
+
+class Net(nnx.Module):
+    """Two layers."""
+
+    def __init__(self):
+        self.first = nnx.Linear(6, 16, rngs=nnx.Rngs(0))
+        self.last = nnx.Linear(16, 3, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.last(nnx.relu(self.first(x)))
+
+
+def compiles(count):
+    """The number of compilations in the first step, and in the next."""
+    trainer = lockstep.wrap(Net(), optax.adam(0.1), LOSS, metrics=["accuracy"], devices=count, shards=8)
+    assert len(trainer.devices) == count <= len(jax.devices("cpu"))
+    found = []
+    for _ in range(2):
+        compiled.clear()
+        trainer.step((X, Y))
+        found.append(compiled["backend_compile_duration"])
+    return found
+
+
+def test_more_devices_compile_no_more():
+    """61 examples in 8 shards: two sizes of shard, one tree, one update."""
+    assert compiles(1) == [4, 0]
+    assert compiles(3) == [4, 0]
+    assert compiles(8) == [4, 0]
+
+
+def test_verify_spreads_the_replicas_and_brings_the_state_back():
+    trainer = lockstep.wrap(Net(), optax.adam(0.1), LOSS, devices=2, shards=8)
+    trainer.step((X, Y))
+    before = trainer.digest()
+    assert trainer.verify((X, Y), steps=2, devices=(1, 3, 8), batch_size=30).equal
+    assert trainer.digest() == before
+
+
+def test_a_checkpoint_of_four_devices_restores_on_one(tmp_path):
+    four = lockstep.wrap(Net(), optax.adam(0.1), LOSS, devices=4, shards=8)
+    four.step((X, Y))
+    four.save(tmp_path / "one")
+    four.step((X, Y))
+    alone = lockstep.wrap(Net(), optax.adam(0.1), LOSS, devices=1)
+    alone.restore(tmp_path / "one")
+    alone.step((X, Y))
+    assert alone.digest() == four.digest()
+
+
+def test_a_linen_model_restores_before_its_first_batch(tmp_path):
+    import flax.linen as nn
+
+    def made(count):
+        return lockstep.wrap(nn.Dense(3), optax.adam(0.1), LOSS, devices=count, shards=8)
+
+    one, other = made(1), made(4)
+    one.step((X, Y))
+    one.save(tmp_path / "one")
+    other.restore(tmp_path / "one")
+    assert other.digest() == one.digest()
+    one.step((X, Y))
+    other.step((X, Y))
+    assert other.digest() == one.digest()
+
+
+def test_the_pool_is_the_same_for_any_number_of_devices():
+    assert devices.pool() == devices.threads() == int(os.environ["NPROC"])
+    assert kit.module.variables(["cpu:0"]) == kit.module.variables(["cpu:0"] * 8) == {"NPROC": os.environ["NPROC"]}
+
+
+def test_one_device_may_carry_several_replicas():
+    """As `verify` asks of a single GPU; here the first CPU device stands for it."""
+    backend = kit.module.open(*opened(["cpu:0"]))
+    backend._replicas.rows = [0, 0, 0]
+    pieces = backend._pieces(type("Work", (), {"pieces": {0: {0: "a", 1: "b"}, 1: {2: "c"}, 2: {3: "d"}}})())
+    assert pieces == [{0: "a", 1: "b", 2: "c", 3: "d"}]
+
+
+def opened(names):
+    from lockstep.backends.base import Recipe
+    from lockstep.core.options import Options
+
+    return Recipe(Net(), optax.sgd(0.1), LOSS, (), Options()), names
+
+
+def test_devices_are_of_one_kind():
+    with pytest.raises(DeviceError, match="Devices are all of one type"):
+        lockstep.wrap(Net(), optax.sgd(0.1), LOSS, devices=["cpu:0", "cuda:0"])
+
+
+def test_a_device_that_is_not_there():
+    with pytest.raises(DeviceError, match="Every device must be there"):
+        lockstep.wrap(Net(), optax.sgd(0.1), LOSS, devices=["cuda:0"])
+
+
+SCRIPT = """
+import jax, jax.numpy as jnp, numpy as np, optax
+from flax import nnx
+import lockstep
+model = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+{before}
+try:
+    trainer = lockstep.wrap(model, optax.sgd(0.1), "mse", devices={count})
+    trainer.step((np.ones((8, 6), np.float32), np.ones((8, 3), np.float32)))
+    print(len(trainer.devices), float(trainer.model(jnp.ones((1, 6))).sum()) != 0)
+    {after}
+except lockstep.LockstepError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def script(count, before="", after="", **environment):
+    own = {name: value for name, value in os.environ.items() if name not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(count=count, before=before, after=after)],
+        env={**own, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_woken_jax_is_made_anew_and_the_scripts_arrays_go_on():
+    lines = script(4, "own = jnp.arange(3.0)", "print(float((own + model.bias).sum()))")
+    assert lines[0] == "4 True"
+    assert float(lines[1]) != 0
+
+
+def test_arrays_bound_to_a_device_ask_for_a_line_at_the_beginning():
+    bound = "own = jax.device_put(jnp.arange(3.0), jax.devices()[0])"
+    (line,) = script(4, bound)
+    assert line.startswith("DeviceError CPU devices and their")
+    assert "1 arrays of the script are bound to its devices. Put this line first: import os; os.environ" in line
+    (line,) = script(1, bound)
+    assert line.startswith("ExactError")
+    _, _, wanted = line.partition("os.environ.update(")
+    given = eval(f"dict({wanted.removesuffix(')')})")
+    assert script(4, bound, **given) == ["4 True"]  # the line itself
+    assert ExactError.__name__ == "ExactError"

@@ -1,0 +1,171 @@
+"""What cannot be trained as it is says so."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import nnx
+
+import lockstep
+from backends.kits import jax as kit
+from lockstep.backends.jax import models
+from lockstep.errors import BatchError, ModelError, NonFiniteError, OptimizerError, PlanError, StateError
+
+assert kit.module  # has made the CPU devices
+LOSS = optax.softmax_cross_entropy_with_integer_labels
+X, Y = np.ones((16, 6), np.float32), np.zeros(16, np.int64)
+
+
+def net():
+    return nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+
+
+def wrapped(model=None, optimizer=None, loss=LOSS, **more):
+    return lockstep.wrap(model or net(), optimizer or optax.sgd(0.1), loss, shards=4, **more)
+
+
+def apply_giving(outputs):
+    return lambda params, x: outputs(x @ params)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((X, Y[:-1]), "Every array of a batch has one entry per example. Got lengths 16, 15"),
+        (X, "With a loss of .outputs, targets. a batch is .inputs, targets."),
+        ((X, np.array(["a"] * 16)), "JAX computes on arrays of numbers"),
+        ((X, Y, np.ones((16, 2))), "There is one weight per example"),
+    ],
+)
+def test_batches(batch, message):
+    with pytest.raises(BatchError, match=message):
+        wrapped().step(batch)
+
+
+@pytest.mark.parametrize("outputs", [lambda z: z.sum(), lambda z: z[:1], lambda z: z.T])
+def test_an_apply_that_gives_another_shape(outputs):
+    trainer = wrapped((apply_giving(outputs), jnp.ones((6, 3))))
+    with pytest.raises(ModelError, match="A model's outputs have one row per example"):
+        trainer.step((X, Y))
+
+
+def test_an_apply_that_forgets_what_it_keeps():
+    def apply(variables, x, *, rngs, mutable):
+        return x @ variables["params"]
+
+    trainer = wrapped((apply, {"params": jnp.ones((6, 3)), "batch_stats": {"mean": jnp.zeros(3)}}))
+    with pytest.raises(ModelError, match=r"With mutable=\['batch_stats'\] apply gives .outputs, variables."):
+        trainer.step((X, Y))
+
+
+def test_an_apply_is_given_keys_and_gives_back_what_it_keeps():
+    def apply(variables, x, *, rngs, mutable):
+        outputs = x @ variables["params"] + jax.random.normal(rngs["dropout"], (3,))
+        return outputs, {"batch_stats": {"mean": variables["batch_stats"]["mean"] + 1}}
+
+    def resting(variables, x, *, rngs, mutable=False):
+        result = apply(variables, x, rngs=rngs, mutable=mutable)
+        return result if mutable else result[0]
+
+    trainer = wrapped((resting, {"params": jnp.ones((6, 3)), "batch_stats": {"mean": jnp.zeros(3)}}))
+    trainer.step((X, Y))
+    np.testing.assert_allclose(trainer.state()["model.batch_stats.mean"].data, np.ones(3))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, 0.1, "adam"])
+def test_an_optimizer_that_is_not_optax(optimizer):
+    with pytest.raises(OptimizerError, match="A JAX model goes with an optax optimizer"):
+        wrapped(optimizer=optimizer)
+
+
+def test_no_optimizer():
+    with pytest.raises(OptimizerError, match="Got NoneType"):
+        lockstep.wrap(net(), None, LOSS)
+
+
+def test_losses_and_metrics():
+    with pytest.raises(ModelError, match="A loss is one of 'cross_entropy', 'mse'"):
+        wrapped(loss="hinge")
+    with pytest.raises(ModelError, match="A loss gives one number, one per example"):
+        wrapped(loss=lambda out, y: out.sum(0)).step((X, Y))
+    with pytest.raises(ModelError, match="Squared error compares outputs and targets of one shape"):
+        wrapped(loss="mse").step((X, Y))
+    with pytest.raises(ModelError, match="A metric gives one value per example"):
+        wrapped(metrics={"odd": lambda out, y: out.sum(0)}).step((X, Y))
+    with pytest.raises(ModelError, match="Example weights need a loss that gives one value per example"):
+        wrapped(loss=lambda out, y: LOSS(out, y).mean()).step((X, Y, np.ones(16)))
+    with pytest.raises(ModelError, match="Without a loss the model's output carries one"):
+        wrapped(loss=None).step(X)
+
+
+def test_a_loss_that_is_not_finite_names_step_and_shard_and_changes_nothing():
+    trainer = wrapped(devices=2)
+    trainer.step((X, Y))
+    before = trainer.digest()
+    bad = X.copy()
+    bad[9] = np.nan  # 16 examples in 4 shards: 8 to 11 are shard 2
+    with pytest.raises(NonFiniteError, match="Got nan in step 1, shard 2"):
+        trainer.step((bad, Y))
+    assert trainer.digest() == before
+
+
+def test_arrays_that_were_donated():
+    take = jax.jit(lambda value: value + 1, donate_argnums=0)
+    inputs = jnp.asarray(X)
+    take(inputs)
+    with pytest.raises(BatchError, match=r"A batch's arrays are there. Got one of shape .*donated"):
+        wrapped().fit((inputs, Y), verbose=0)
+    with pytest.raises(RuntimeError, match="Array has been deleted"):  # JAX's own words, where core cuts the batch
+        wrapped().step((inputs, Y))
+    variables = nn.Dense(3).init(jax.random.key(0), X)
+    take(variables["params"]["kernel"])
+    with pytest.raises(StateError, match=r"whose memory was donated, the first at 'params.kernel'"):
+        wrapped((nn.Dense(3), variables))
+    model = net()
+    trainer = wrapped(model)
+    trainer.step((X, Y))
+    take(model.kernel[...])
+    with pytest.raises(StateError, match=r"A model's arrays are there. Got 1 whose memory was donated"):
+        trainer.step((X, Y))
+
+
+def test_parameters_are_real_numbers():
+    with pytest.raises(ModelError, match=r"Parameters are real numbers. Got int32 at 'w'"):
+        wrapped((lambda params, x: x @ params["w"], {"w": jnp.ones((6, 3), jnp.int32)})).step((X, Y))
+    with pytest.raises(ModelError, match="in 'params'"):
+        wrapped((nn.Dense(3), {"batch_stats": {}}))
+
+
+def test_precision_and_plan():
+    with pytest.raises(ModelError, match="JAX computes in bfloat16 without a loss scale"):
+        wrapped(precision="fp16")
+    with pytest.raises(PlanError, match="Every device needs a shard"):
+        wrapped(devices=5)
+
+
+def test_a_state_of_another_model():
+    trainer = wrapped()
+    trainer.step((X, Y))
+    state = trainer.state()
+    with pytest.raises(StateError, match="The state does not fit this model, which has no 'odd'"):
+        trainer.load_state({**state, "model.odd": state["model.bias"]})
+    with pytest.raises(StateError, match=r"The state does not fit this optimizer, which has no '0.count'"):
+        trainer.load_state({**state, "optimizer.0.count": state["model.bias"]})
+
+
+def test_objectives_name_the_same_values_every_time():
+    @lockstep.objective
+    def loss(model, batch):
+        value = LOSS(model(batch["x"]), batch["y"]).mean()
+        return value, {"a" if len(batch["y"]) > 3 else "b": value}
+
+    with pytest.raises(ModelError, match="An objective gives the same metrics for every shard"):
+        lockstep.wrap(net(), optax.sgd(0.1), loss, shards=2).step({"x": X[:7], "y": Y[:7]})
+
+
+def test_a_model_in_no_form_that_we_know():
+    with pytest.raises(ModelError, match=r"A JAX model is a flax.nnx.Module"):
+        models.of((jnp.ones(3), jnp.ones(3)))
