@@ -62,7 +62,7 @@ def test_devices_of_the_installed_frameworks():
     found = hardware.installed()
     result = lockstep("devices")
     assert result.exit_code == 0
-    assert found == ["torch"]
+    assert found[0] == "torch"
     assert all(name in result.output for name in found)
     assert "devices=None means" in result.output
     assert "core" in result.output
@@ -79,6 +79,22 @@ def test_devices_on_a_platform_without_workers(monkeypatch):
 
     monkeypatch.setattr(hardware, "require_linux", refuse)
     assert "one replica" in lockstep("devices").output
+
+
+@pytest.mark.parametrize("framework", ["caffe", ""])
+@pytest.mark.parametrize("command", ["demo", "verify"])
+def test_a_framework_that_is_none(command, framework):
+    result = lockstep(command, "--framework", framework)
+    assert result.exit_code == 2
+    assert f"Lockstep trains with torch, jax. Got {framework!r}. Name one of these." in result.stderr
+
+
+@pytest.mark.parametrize("command", ["demo", "verify"])
+def test_a_framework_that_is_not_installed(command, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optax" else name)
+    result = lockstep(command, "--framework", "jax")
+    assert result.exit_code == 2
+    assert 'This needs jax. Install it: pip install "lockstep-train[jax]"' in result.stderr
 
 
 @pytest.mark.parametrize("command", ["devices", "demo", "verify"])
@@ -140,6 +156,12 @@ def test_shards_belong_to_the_scripts_trainer(script):
     result = lockstep("verify", f"{script(MAKE)}:make_trainer", "--shards", 4)
     assert result.exit_code == 2
     assert "lockstep.wrap(..., shards=...)" in " ".join(result.stderr.split())
+
+
+def test_the_framework_is_the_scripts_own(script):
+    result = lockstep("verify", f"{script(MAKE)}:make_trainer", "--framework", "jax")
+    assert result.exit_code == 2
+    assert "Leave --framework out" in " ".join(result.stderr.split())
 
 
 def test_the_built_in_model():

@@ -12,25 +12,38 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli import demo, scripts
+from lockstep.cli import demo, devices, scripts
 from lockstep.errors import WorkerError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_the_script_is_the_example():
-    assert (EXAMPLES / "train.py").read_text(encoding="utf-8") == scripts.TRAIN
-    assert len([line for line in scripts.TRAIN.splitlines() if line]) == 12
+frameworks = pytest.mark.parametrize("framework", devices.PACKAGES)
 
 
-def test_both_scripts_train_the_same():
-    (net,) = re.findall(r"net = .*", scripts.TRAIN)
-    for same in (net, "manual_seed(0)", "lr=0.1, momentum=0.9", "CrossEntropyLoss()"):
-        assert scripts.TRAIN.count(same) == scripts.DDP.count(same) == 1
-    assert "batch_size=256" in scripts.TRAIN
-    assert ".split(256 // world)" in scripts.DDP
-    assert demo._with_epochs(scripts.TRAIN, 2).count("epochs=2") == 1
-    assert demo._with_epochs(scripts.DDP, 2).count("range(2)") == 1
+@frameworks
+def test_the_script_is_the_example(framework):
+    own = scripts.of(framework)
+    assert (EXAMPLES / own.file).read_text(encoding="utf-8") == own.train
+    assert len([line for line in own.train.splitlines() if line]) <= 14
+
+
+SAME = {
+    "torch": ["manual_seed(0)", "lr=0.1, momentum=0.9", "CrossEntropyLoss()"],
+    "jax": ["rngs = nnx.Rngs(0)", "dense, last = ", "optax.sgd(0.1, 0.9)", "optax.softmax_cross_entropy"],
+}
+
+
+@frameworks
+def test_both_scripts_train_the_same(framework):
+    own = scripts.of(framework)
+    (net,) = re.findall(r"net = .*", own.train)
+    for same in (net, *SAME[framework]):
+        assert own.train.count(same) == own.peer.text.count(same) == 1
+    assert "batch_size=256" in own.train
+    assert "256" in own.peer.text
+    assert demo._with_epochs(own.train, 2).count("epochs=2") == 1
+    assert demo._with_epochs(own.peer.text, 2).count("range(2)") == 1
 
 
 def test_a_script_that_fails_says_why():
@@ -61,13 +74,11 @@ def test_the_demo(tmp_path):
     assert "http" not in picture.replace("http://www.w3.org/2000/svg", "").replace("https://www.textualize.io", "")
 
 
-@pytest.mark.parametrize(
-    ("name", "script", "arguments"), [("train.py", "TRAIN", ["cpu", "cpu"]), ("ddp.py", "DDP", ["2"])]
-)
-def test_an_interrupt_leaves_nothing_behind(name, script, arguments, tmp_path):
+@pytest.mark.parametrize(("script", "arguments"), [("train", ["cpu", "cpu"]), ("peer.text", ["2"])])
+def test_an_interrupt_leaves_nothing_behind(script, arguments, tmp_path):
     code = (
         "from lockstep.cli import demo, scripts\n"
-        f"demo.run('x', {name!r}, demo._with_epochs(scripts.{script}, 10**6), 2, {arguments!r})"
+        f"demo.run('x', 'x.py', demo._with_epochs(scripts.of('torch').{script}, 10**6), 2, {arguments!r})"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:

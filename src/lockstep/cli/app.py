@@ -13,6 +13,7 @@ from lockstep.cli import devices as hardware
 from lockstep.cli import verify as verification
 from lockstep.errors import DivergedError, LockstepError
 
+Framework = Annotated[str | None, typer.Option(help="torch or jax; without it, the first that is installed.")]
 DIFFERENT, UNUSABLE = 1, 2  # exit codes: bits differ; the command could not do its work
 
 app = typer.Typer(
@@ -32,13 +33,14 @@ def main() -> None:
 
 @app.command()
 def demo(
+    framework: Framework = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data in each run.")] = demonstration.EPOCHS,
     curves: Annotated[Path, typer.Option(help="Where the picture of the curves goes.")] = Path("lockstep-demo.png"),
     table: Annotated[Path | None, typer.Option(help="Also save the table, as an SVG picture.")] = None,
 ) -> None:
-    """Train digits on 1, 2 and 3 replicas, and the same with DDP on 1 and 2 processes."""
+    """Train digits on 1, 2 and 3 replicas, and on 1 and 2 with what the framework's users write today."""
     with _told():
-        if not demonstration.show(Console(), epochs, curves, table):
+        if not demonstration.show(Console(), hardware.chosen(framework), epochs, curves, table):
             raise typer.Exit(DIFFERENT)
 
 
@@ -59,16 +61,24 @@ def verify(
             "Without it, a small convolutional network with batch norm and dropout is verified.",
         ),
     ] = None,
+    framework: Framework = None,
     devices: Annotated[str, typer.Option(help="The numbers of devices to compare.")] = "1,2,3,4",
     steps: Annotated[int, typer.Option(min=1, help="Training steps at each number of devices.")] = 5,
-    shards: Annotated[int | None, typer.Option(min=1, help="Shards of the built-in model.")] = None,
+    shards: Annotated[int | None, typer.Option(min=1, help="Shards of the built-in network.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples in a batch, where data comes as arrays.")] = 256,
 ) -> None:
     """Make the same steps on each number of devices and compare the bits."""
     if script is not None and shards is not None:
         raise typer.BadParameter("A script's trainer has its own. Use lockstep.wrap(..., shards=...) there.")
+    if script is not None and framework is not None:
+        raise typer.BadParameter("A script's trainer has its own framework. Leave --framework out.")
+    question = verification.Question(_counts(devices), steps, shards, batch_size)
     with _told():
-        verification.show(Console(), verification.Question(_counts(devices), steps, shards, batch_size), script)
+        if script is None:
+            subject = verification.built_in(hardware.chosen(framework), question)
+        else:
+            subject = verification.users_own(script)
+        verification.show(Console(), question, subject)
 
 
 def _counts(text: str) -> tuple[int, ...]:

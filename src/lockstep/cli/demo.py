@@ -1,4 +1,4 @@
-"""`lockstep demo`: one script on 1, 2 and 3 replicas, and the same training with DDP.
+"""`lockstep demo`: one script on 1, 2 and 3 replicas, and the same training as the framework's users write it.
 
 Every run is `python train.py …` in a folder of its own, as a user would start it;
 what the demo tells comes from what those scripts printed and wrote.
@@ -25,19 +25,18 @@ from rich.text import Text
 from lockstep.callbacks import History
 from lockstep.callbacks.numerals import duration
 from lockstep.cli import scripts
-from lockstep.cli.devices import require
 from lockstep.errors import MissingExtra, WorkerError
 from lockstep.launch.environment import worker_environment
 from lockstep.launch.interrupt import deferred
 
 EPOCHS = 10  # as in the scripts
 REPLICAS = (1, 2, 3)
-DDP_PROCESSES = (1, 2)
+PEERS = (1, 2)
 DIGEST_CHARACTERS = 16
 SVG_COLUMNS = 66
 NOTE = """\
   s/epoch is the median. Lockstep always computes 8 shards of 32, on however
-  many devices; DDP computes one part of the batch in each process.
+  many devices; {title} computes one part of the batch on each.
 """
 
 
@@ -61,24 +60,26 @@ class Outcome:
         return statistics.median(self.history.seconds)
 
 
-def show(console: Console, epochs: int, curves: Path, picture: Path | None) -> bool:
+def show(console: Console, framework: str, epochs: int, curves: Path, picture: Path | None) -> bool:
     """Runs everything and prints it; tells whether Lockstep's digests were equal."""
-    require("torch")
-    train = _with_epochs(scripts.TRAIN, epochs)
-    runs = [("Lockstep", "train.py", train, count, ["cpu"] * count) for count in REPLICAS]
-    ddp = _with_epochs(scripts.DDP, epochs)
-    runs += [("DDP", "ddp.py", ddp, count, [str(count)]) for count in DDP_PROCESSES]
+    own = scripts.of(framework)
+    peer = own.peer
+    train = _with_epochs(own.train, epochs)
+    runs = [("Lockstep", own.file, train, count, ["cpu"] * count) for count in REPLICAS]
+    runs += [(peer.title, peer.file, _with_epochs(peer.text, epochs), count, [str(count)]) for count in PEERS]
     outcomes = []
     for title, name, text, count, arguments in runs:
         with console.status(f"{title} on {count} device{'s' * (count > 1)}: python {name} {' '.join(arguments)}"):
             outcomes.append(run(title, name, text, count, arguments))
     ours, theirs = outcomes[: len(REPLICAS)], outcomes[len(REPLICAS) :]
-    console.print(Group(_table(ours, theirs, times=True), _verdict(ours, theirs), Text(NOTE, style="dim")))
+    verdict = _verdict(_equal(ours), _equal(theirs), peer)
+    note = Text(NOTE.format(title=peer.title), style="dim")
+    console.print(Group(_table(ours, theirs, times=True), verdict, note))
     console.print(Text(f"{ours[-1].history.closing()}\n{_draw(ours[-1].history, curves)}\n"), soft_wrap=True)
-    console.print(Text("What was run, as python train.py cpu cpu cpu:\n"))
+    console.print(Text(f"What was run, as python {own.file} cpu cpu cpu:\n"))
     console.print(Syntax(train, "python", background_color="default", word_wrap=True))
     if picture is not None:
-        _save(Group(_table(ours, theirs, times=False), _verdict(ours, theirs)), picture)
+        _save(Group(_table(ours, theirs, times=False), verdict), picture)
     return _equal(ours)
 
 
@@ -139,14 +140,14 @@ def _table(ours: list[Outcome], theirs: list[Outcome], *, times: bool) -> Table:
     return table
 
 
-def _verdict(ours: list[Outcome], theirs: list[Outcome]) -> Text:
-    if not _equal(ours):
+def _verdict(ours: bool, theirs: bool, peer: scripts.Peer) -> Text:
+    if not ours:
         return Text("  Lockstep: the digests differ, and they must not. Please report this.\n", style="bold red")
     return Text.assemble(
         ("  Lockstep: 1, 2 and 3 devices, the same model to the last bit.\n", "bold green"),
-        ("  DDP: the same model on 1 and 2 processes, this time.\n", "bold")
-        if _equal(theirs)
-        else ("  DDP: 1 and 2 processes, two different models.\n", "bold red"),
+        (f"  {peer.title}: the same model on 1 and 2 {peer.units}, this time.\n", "bold")
+        if theirs
+        else (f"  {peer.title}: 1 and 2 {peer.units}, two different models.\n", "bold red"),
     )
 
 

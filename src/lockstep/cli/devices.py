@@ -1,10 +1,10 @@
 """`lockstep devices`: what each installed framework can train on here."""
 
+import importlib
 import importlib.util
 import os
 import platform
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from rich import box
 from rich.console import Console
@@ -13,27 +13,32 @@ from rich.text import Text
 
 from lockstep.backends import choose
 from lockstep.devices import resolve
-from lockstep.errors import MissingExtra, PlatformError
+from lockstep.errors import MissingExtra, ModelError, PlatformError
 from lockstep.launch.workers import require_linux
 
-HOMES = {"torch": "lockstep.backends.torch"}
-"""The backend of every framework that Lockstep trains with."""
+PACKAGES = {"torch": ("torch",), "jax": ("jax", "flax", "optax")}
+"""What must be installed for every framework that Lockstep trains with."""
 
 
 def installed() -> list[str]:
     """The frameworks that this interpreter can import, found without importing them."""
-    return [name for name in HOMES if importlib.util.find_spec(name) is not None]
+    return [name for name, needed in PACKAGES.items() if all(map(importlib.util.find_spec, needed))]
 
 
-def require(framework: str) -> None:
-    """Raises where the framework is not installed."""
-    if framework not in installed():
-        raise MissingExtra(f'This needs {framework}. Install it: pip install "lockstep-train[{framework}]"')
+def chosen(framework: str | None) -> str:
+    """The framework asked for, or the first that is installed; raises where it is not."""
+    if framework is not None and framework not in PACKAGES:
+        raise ModelError(f"Lockstep trains with {', '.join(PACKAGES)}. Got {framework!r}. Name one of these.")
+    found = installed()
+    if framework in found or (framework is None and found):
+        return framework or found[0]
+    wanted = framework or next(iter(PACKAGES))
+    raise MissingExtra(f'This needs {wanted}. Install it: pip install "lockstep-train[{wanted}]"')
 
 
 def available(framework: str) -> Sequence[str]:
     """The accelerators that the framework sees; imports it."""
-    return choose.module(HOMES[framework]).available()
+    return choose.module(f"lockstep.backends.{framework}").available()
 
 
 def show(console: Console) -> None:
@@ -41,13 +46,18 @@ def show(console: Console) -> None:
     frameworks = installed()
     if not frameworks:
         raise MissingExtra(
-            f"Lockstep trains with {', '.join(HOMES)}, and none is installed. "
+            f"Lockstep trains with {', '.join(PACKAGES)}, and none is installed. "
             'Install one: pip install "lockstep-train[torch]"'
         )
     table = Table("framework", "version", "accelerators", "devices=None means", box=box.SIMPLE_HEAD)
     for framework in frameworks:
         found = available(framework)
-        table.add_row(framework, version(framework), _names(found) or "none", _replicas(resolve(None, found)))
+        table.add_row(
+            framework,
+            importlib.import_module(framework).__version__,
+            _names(found) or "none",
+            _replicas(resolve(None, found)),
+        )
     console.print(table)
     console.print(Text(f"  CPU: {_cores()}; {_processes()}."))
 
@@ -71,4 +81,4 @@ def _processes() -> str:
         require_linux()
     except PlatformError:
         return f"on {platform.system()} one replica"
-    return 'devices=["cpu"] * n gives n replicas, each in its own process'
+    return 'devices=["cpu"] * n gives n replicas'

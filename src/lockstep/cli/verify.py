@@ -23,7 +23,7 @@ LEAST_CHARACTERS = 8
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be compared; `shards` only of the built-in model, `batch_size` only of arrays and data sets."""
+    """What is to be compared; `shards` only of a built-in model, `batch_size` only of arrays and data sets."""
 
     counts: tuple[int, ...]
     steps: int
@@ -40,9 +40,8 @@ class Subject:
     lent: bool = False
 
 
-def show(console: Console, question: Question, script: str | None) -> None:
+def show(console: Console, question: Question, subject: Subject) -> None:
     """Prints a table of digests; raises DivergedError, which names step and tensor, where two differ."""
-    subject = _built_in(question) if script is None else _users_own(script)
     counts = _listed(question.counts)
     try:
         with subject.trainer, console.status(f"{question.steps} steps on {counts} devices"):
@@ -54,6 +53,30 @@ def show(console: Console, question: Question, script: str | None) -> None:
     console.print(_table(result.digests, console.width))
     verdict = f"  The same bits after each of {question.steps} steps on {counts} devices."
     console.print(Text(verdict, style="bold green"))
+
+
+def built_in(framework: str, question: Question) -> Subject:
+    """The network that ships with the package, on accelerators where there are enough, else on the CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "verify.py")
+        path.write_text(scripts.of(framework).verify, encoding="utf-8")
+        make = target.load(f"{path}:make_trainer")
+    enough = len(devices.available(framework)) >= max(question.counts)
+    trainer, data = make(devices=1 if enough else ["cpu"], shards=question.shards)
+    return Subject(trainer, data)
+
+
+def users_own(script: str) -> Subject:
+    """The trainer that the script's function gives."""
+    made = target.load(script)()
+    alone = not (isinstance(made, tuple) and len(made) == 2)
+    trainer, data = (made, digits()[0]) if alone else made
+    if not isinstance(trainer, Trainer):
+        raise ModelError(
+            f"{script} must give what lockstep.wrap returned, or (trainer, data). Got {type(trainer).__name__}. "
+            "End the function with: return trainer, (x, y)"
+        )
+    return Subject(trainer, data, lent=alone)
 
 
 def _verify(subject: Subject, question: Question) -> Verification:
@@ -70,30 +93,6 @@ def _verify(subject: Subject, question: Question) -> Verification:
             "A function that gives a trainer alone has it verified on the bundled digits, rows of 64 numbers. "
             f"The model does not take them: {error}. End the function with: return trainer, (x, y)"
         ) from error
-
-
-def _built_in(question: Question) -> Subject:
-    """The network that ships with the package, on accelerators where there are enough, else on the CPU."""
-    devices.require("torch")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "verify.py")
-        path.write_text(scripts.VERIFY, encoding="utf-8")
-        make = target.load(f"{path}:make_trainer")
-    enough = len(devices.available("torch")) >= max(question.counts)
-    trainer, data = make(devices=1 if enough else ["cpu"], shards=question.shards)
-    return Subject(trainer, data)
-
-
-def _users_own(script: str) -> Subject:
-    made = target.load(script)()
-    alone = not (isinstance(made, tuple) and len(made) == 2)
-    trainer, data = (made, digits()[0]) if alone else made
-    if not isinstance(trainer, Trainer):
-        raise ModelError(
-            f"{script} must give what lockstep.wrap returned, or (trainer, data). Got {type(trainer).__name__}. "
-            "End the function with: return trainer, (x, y)"
-        )
-    return Subject(trainer, data, lent=alone)
 
 
 def _table(digests: Mapping[int, Sequence[str]], width: int) -> Table:

@@ -1,10 +1,8 @@
-"""Scripts: what the command line trains, as the text of files that Python runs.
+"""PyTorch's scripts, and DistributedDataParallel beside them."""
 
-Text, and not modules, so that no framework is imported here and so that what a
-user is shown is what was run. `TRAIN` is `examples/train.py`, to the letter.
-"""
+from lockstep.cli.scripts.base import Peer, Scripts
 
-TRAIN = """\
+_TRAIN = """\
 import sys
 
 from torch import manual_seed, nn, optim
@@ -24,7 +22,7 @@ print(trainer.digest())
 
 # The same model, optimizer, batch and number of epochs, as one writes it for DistributedDataParallel. Every epoch's
 # order is that of DistributedSampler; examples are gathered by index, as Lockstep does, so that the times compare.
-DDP = """\
+_DDP = """\
 import csv
 import hashlib
 import os
@@ -83,7 +81,7 @@ if __name__ == "__main__":
 """
 
 # What `lockstep verify` checks when it is given no script.
-VERIFY = """\
+_VERIFY = """\
 from torch import manual_seed, nn, optim
 
 import lockstep
@@ -102,3 +100,5 @@ def make_trainer(devices, shards):
     trainer = lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=devices, shards=shards)
     return trainer, digits()[0]
 """
+
+SCRIPTS = Scripts("train.py", _TRAIN, _VERIFY, Peer("DDP", "processes", "ddp.py", _DDP))
