@@ -30,7 +30,7 @@ class Found:
     scales: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     columns: list[Column] = field(default_factory=list)
     changed: tuple[bool, ...] = ()
-    divided: bool = False  # whether the gradient is divided by a weight after the tree
+    divided: bool = False  # whether the gradient may be divided by a weight after the tree
 
 
 class Shards:
@@ -99,7 +99,7 @@ class Shards:
         for name, value in sorted(term.values.items()):
             values += metrics.pair(name, value, share.examples)
             columns.append(Column(name, 2))
-        found.divided = term.divided != 0.0
+        found.divided = not (isinstance(term.divided, float) and term.divided == 0.0)  # a traced one may be anything
         found.columns, found.scales = columns, np.array([scale for _, scale in values], np.float64)
         return jnp.stack([jnp.asarray(jax.lax.stop_gradient(value)).astype(fields.wide()) for value, _ in values])
 
