@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from lockstep.backends.jax import fields, folding, nodes
 from lockstep.backends.jax.batches import Form
@@ -108,8 +107,8 @@ class Executables:
             if clip is not None:
                 factor = jnp.minimum(1.0, clip / (_norm(gradients) + 1e-6))
                 gradients = jax.tree.map(lambda value: value * factor.astype(value.dtype), gradients)
-            updates, state = optimizer.tx.update(gradients, state, params, value=loss)
-            return optax.apply_updates(params, updates), rest, state
+            params, state = optimizer.stepped(gradients, state, params, loss)
+            return params, rest, state
 
         key = ("update", layout, differs, divided, clip, donated, _width())
         return self._once(key, lambda: self._program(run, donated))

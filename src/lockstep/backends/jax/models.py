@@ -7,7 +7,7 @@ other variables have become.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
 from flax import nnx
@@ -29,6 +29,7 @@ class Bound(Protocol):
         """The other variables as the calls have left them."""
 
 
+@runtime_checkable
 class Model(Protocol):
     """A model as the backend sees it."""
 
@@ -74,6 +75,8 @@ def of(model: Any, wrt: Any = None) -> Model:
         return Applied.of_state(model)
     if isinstance(model, tuple) and len(model) == 2 and (callable(model[0]) or isinstance(model[0], nn.Module)):
         return Applied.of_pair(*model)
+    if isinstance(model, Model):  # of a framework on top of JAX
+        return model
     raise ModelError(
         "A JAX model is a flax.nnx.Module, a flax.linen.Module, a TrainState or (apply, variables). "
         f"Got {type(model).__name__}. Give one of these."

@@ -17,12 +17,13 @@ _RATE = "learning_rate"  # optax's word; Lockstep's is lr
 class Optimizer:
     """An optax transformation, and its state as a nest of arrays (None before the parameters are known)."""
 
+    _asks: bool | None = None  # for the loss; known once it was traced
+
     def __init__(self, tx: Any, state: Any = None, owner: Any = None, steps: int | None = None) -> None:
         self.tx = optax.with_extra_args_support(tx)
         self.state = state
         self.steps = steps  # made so far, where the script's own object counts them
         self._owner: nnx.Optimizer[Any] | None = owner
-        self._asks: bool | None = None
         self._wanted: Sequence[Mapping[str, Any]] = ()  # numbers set before there was a state
         self._published = self._held()
 
@@ -30,6 +31,11 @@ class Optimizer:
     def donated(self) -> bool:
         """Whether nobody else holds the state, so that an update may use its memory."""
         return self._owner is None
+
+    def stepped(self, gradients: Any, state: Any, params: Any, loss: Any) -> tuple[Any, Any]:
+        """The parameters and the state one step on, inside an executable."""
+        updates, state = self.tx.update(gradients, state, params, value=loss)
+        return optax.apply_updates(params, updates), state
 
     def start(self, params: Any) -> None:
         """Makes the state for these parameters, where there is none yet."""
@@ -43,7 +49,7 @@ class Optimizer:
         if self._asks is None:
 
             def update(loss: Any, params: Any, state: Any) -> Any:
-                return self.tx.update(params, state, params, value=loss)
+                return self.stepped(params, state, params, loss)
 
             traced: Any = jax.make_jaxpr(update)(0.0, params, self.state).jaxpr
             loss = traced.invars[0]
@@ -146,6 +152,8 @@ def of(optimizer: Any, state: Any) -> Optimizer:
         return Optimizer(optimizer.tx, nnx.as_pure(optimizer.opt_state), optimizer, int(optimizer.step[...]))
     if isinstance(optimizer, optax.GradientTransformation):
         return Optimizer(optimizer)
+    if isinstance(optimizer, Optimizer):  # of a framework on top of JAX
+        return optimizer
     raise OptimizerError(
         f"A JAX model goes with an optax optimizer. Got {type(optimizer).__name__}. "
         "Use for example optax.adam(1e-3), or nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)."
