@@ -6,7 +6,9 @@ here and multiplied by its reciprocal there. So a program is compiled for a sing
 device, always, and what came out is loaded onto the others as it is.
 """
 
+import hashlib
 import io
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,26 +25,63 @@ class Program:
         self, run: Callable[..., Any], devices: Sequence[Any], options: Any, donated: tuple[int, ...] = ()
     ) -> None:
         self._jitted = jax.jit(run, compiler_options=options, donate_argnums=donated)
+        self._options = options
         self._devices = devices
         self._loaded: list[Any] = [None] * len(devices)
-        self._packed: Any = None  # the machine code, and the device it was made for
+        self._code: Code | None = None
 
     def __call__(self, row: int, *arguments: Any) -> Any:
         """The function's result on the device of this row, where its arguments lie."""
         if self._loaded[row] is None:
-            self._loaded[row] = self._load(row, arguments)
+            device = self._devices[row]
+            self._code = self._code or _compiled(self._jitted.lower(*arguments), device, self._options)
+            self._loaded[row] = self._code.on(device) or self._jitted.lower(*arguments).compile()
         return self._loaded[row](*arguments)
 
-    def _load(self, row: int, arguments: Any) -> Any:
-        if self._packed is not None:
-            return _moved(self._packed, self._devices[row])
-        compiled = self._jitted.lower(*arguments).compile()
-        if len(self._devices) > 1:
-            try:
-                self._packed = *packing.serialize(compiled), self._devices[row]
-            except (NotImplementedError, ValueError):  # then every device compiles: slower to start, the same passes
-                self._packed = None
-        return compiled
+
+class Code:
+    """A compiled program: on the device that it was made for, and for others as they ask for it."""
+
+    def __init__(self, compiled: Any, device: Any) -> None:
+        self._loaded = {device: compiled}
+        self._made_for = device
+        self._packed: Any = None
+
+    def on(self, device: Any) -> Any:
+        """The program on this device; None where its machine code cannot be moved there."""
+        if device not in self._loaded:
+            if self._packed is None:
+                try:
+                    self._packed = packing.serialize(self._loaded[self._made_for])
+                except (
+                    NotImplementedError,
+                    ValueError,
+                ):  # every device compiles then: slower to start, the same passes
+                    return None
+            data, inputs, outputs = self._packed
+            self._loaded[device] = _moved(data, inputs, outputs, self._made_for, device)
+        return self._loaded[device]
+
+
+_CODES: OrderedDict[Any, Code] = OrderedDict()  # of this process, by what was compiled; the last used come last
+_MOST_CODES = 256
+
+
+def _compiled(lowered: Any, device: Any, options: Any) -> Code:
+    """The program's code: what was compiled before in this process is not compiled again."""
+    text = hashlib.sha256(lowered.as_text().encode()).digest()
+    key = text, lowered.in_tree, lowered.out_tree, tuple((options or {}).items()), device.client
+    if key not in _CODES:
+        _CODES[key] = Code(lowered.compile(), device)
+    _CODES.move_to_end(key)
+    while len(_CODES) > _MOST_CODES:
+        _CODES.popitem(last=False)
+    return _CODES[key]
+
+
+def _moved(data: bytes, inputs: Any, outputs: Any, made_for: Any, device: Any) -> Any:
+    executable, arguments, no_names = _Reader(data, made_for, device).load()
+    return jax.stages.Compiled(executable.load(), [], inputs.unflatten(arguments), outputs, no_kwargs=no_names)
 
 
 class _Reader(packing._JaxPjrtUnpickler):
@@ -60,9 +99,3 @@ class _Reader(packing._JaxPjrtUnpickler):
         if pid[0] == "exec":
             return self.backend.deserialize_executable(pid[1], self.execution_devices, self._options)
         return super().persistent_load(pid)  # type: ignore[no-untyped-call]
-
-
-def _moved(packed: Any, device: Any) -> Any:
-    data, inputs, outputs, made_for = packed
-    executable, arguments, no_names = _Reader(data, made_for, device).load()
-    return jax.stages.Compiled(executable.load(), [], inputs.unflatten(arguments), outputs, no_kwargs=no_names)

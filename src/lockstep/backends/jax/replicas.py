@@ -159,7 +159,10 @@ class Replicas:
         devices = self.executables.devices
         if all(isinstance(each, jax.Array) and each.devices() == {*devices} for each in total.vectors.values()):
             shards = {dtype: each.addressable_shards for dtype, each in total.vectors.items()}
-            return [{dtype: each[row].data for dtype, each in shards.items()} for row in range(len(devices))]
+            return [  # put there, where they are already, because of one device it is told that it is a mesh
+                {dtype: jax.device_put(each[row].data, device) for dtype, each in shards.items()}
+                for row, device in enumerate(devices)
+            ]
         return self.executables.put(dict(total.vectors))
 
     def _divisor(self, total: Total) -> Any:
