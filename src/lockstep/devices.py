@@ -1,5 +1,6 @@
 """Devices: what `devices=` means on this host."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,8 @@ def resolve(devices: Any, available: Sequence[str]) -> tuple[str, ...]:
         return tuple(available) or ("cpu:0",)
     if isinstance(devices, int) and not isinstance(devices, bool):
         return _counted(devices, available)
-    names = [str(devices)] if isinstance(devices, str) or not isinstance(devices, Sequence) else list(map(str, devices))
+    given = [devices] if isinstance(devices, str) or not isinstance(devices, Sequence) else devices
+    names = [re.sub(r"\((\d+)\)$", r":\1", str(device)) for device in given]  # MXNet writes cpu(1)
     return _named(names, available)
 
 

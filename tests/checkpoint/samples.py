@@ -17,7 +17,7 @@ DTYPES += ["float16", "float32", "float64", "complex64", "complex128"]
 def snapshot(step=3, **facts):
     """A small run of every kind of array."""
     state = {
-        "model.layer.weight": Array(np.arange(6, dtype="float32").reshape(2, 3) + step, "float32"),
+        "model.layer.weight": Array(np.arange(6, dtype="float32").reshape(2, 3) + np.float32(step), "float32"),
         "model.layer.bias": Array(np.array([0x3FC0, -1], "int16"), "bfloat16"),
         "model.count": Array(np.asarray(step), "int64"),
         "optimizer.layer.weight.exp_avg": Array(np.array([-0.0, np.nan, np.inf]), "float64"),

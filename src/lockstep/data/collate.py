@@ -16,6 +16,8 @@ from lockstep.errors import BatchError
 
 def plain(value: Any) -> Any:
     """A framework's array as numpy, sharing its memory where it can; anything else as it is."""
+    if hasattr(value, "asnumpy"):  # numpy would read it one number at a time
+        return value.asnumpy()
     known = hasattr(value, "__array__") or hasattr(value, "__array_interface__")  # the latter: Pillow's images
     if isinstance(value, np.ndarray | np.generic) or not known:
         return value
