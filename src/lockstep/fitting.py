@@ -13,6 +13,7 @@ import numpy as np
 from lockstep import forward, snapshots
 from lockstep.callbacks import Callback, Chain, History
 from lockstep.callbacks.base import Params
+from lockstep.callbacks.chain import checked
 from lockstep.checkpoint import Checkpoint, Snapshot
 from lockstep.core import loop
 from lockstep.core.metrics import Column, Sums
@@ -49,7 +50,7 @@ class Asked:
     epochs: int
     steps_per_epoch: int | None
     validation_data: Any
-    callbacks: Sequence[Callback]
+    callbacks: Sequence[Any]  # Lockstep's, or Keras's as they are
     checkpoint: str | PathLike[str] | Checkpoint | None
     verbose: int
 
@@ -109,7 +110,9 @@ class Fit:
             examples=train.num_examples,
         )
         self.place = loop.Place()
-        self.chain = Chain([*(asked.callbacks if first else ()), *shown(asked.verbose and first)], trainer, params)
+        self.chain = Chain(
+            [*(asked.callbacks if first else ()), *shown(asked.verbose if first else 0)], trainer, params
+        )
         self._running: Iterator[Any] | None = None  # data that goes on from epoch to epoch
         self._termination = termination
         self._saver = saver
@@ -120,7 +123,7 @@ class Fit:
         self._logs: Mapping[str, float] = {}
         self._watch = Watch(trainer) if trainer._team.share(lambda: asked.verbose >= 2) else None
         if not first:
-            for callback in asked.callbacks:
+            for callback in checked(asked.callbacks):
                 callback.set_trainer(trainer)  # the first process runs them; they may be asked here
 
     # -- beginning
@@ -283,10 +286,11 @@ class Fit:
         return trainer._snapshot(fit=facts, logs={} if place.batch else dict(self._logs))
 
 
-def shown(verbose: bool | int) -> list[Callback]:
-    """The progress bar, where one is asked for."""
+def shown(verbose: int) -> list[Callback]:
+    """What is asked for: nothing, a progress bar, or lines with the breakdown after them."""
     if not verbose:
         return []
-    from lockstep.callbacks.progress import Progress  # brings rich, which `import lockstep` does not wait for
+    from lockstep.callbacks.lines import Lines  # brings rich, which `import lockstep` does not wait for
+    from lockstep.callbacks.progress import Progress
 
-    return [Progress()]
+    return [Progress() if verbose == 1 else Lines()]

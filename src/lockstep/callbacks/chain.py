@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs, Params
+from lockstep.callbacks.guests import adapted
 from lockstep.errors import CallbackError, StateError
 
 
@@ -21,7 +22,7 @@ class Chain(Callback):
     """
 
     def __init__(self, callbacks: Iterable[Callback], trainer: Any, params: Params) -> None:
-        self.callbacks = _checked(callbacks)
+        self.callbacks = checked(callbacks)
         self.set_trainer(trainer)
         self.set_params(params)
 
@@ -95,13 +96,13 @@ class Chain(Callback):
                 stack.callback(callback.close)
 
 
-def _checked(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
-    """The callbacks as a tuple, or an error that says which one is none."""
+def checked(callbacks: Iterable[Any]) -> tuple[Callback, ...]:
+    """The callbacks as a tuple, Keras's own behind Lockstep's face, or an error that says which one is none."""
     if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
         raise CallbackError(f"callbacks is a list. Got {_shown(callbacks)}. Write callbacks=[{_shown(callbacks)}].")
-    result = tuple(callbacks)
+    result = tuple(map(adapted, callbacks))
     for position, callback in enumerate(result):
-        if isinstance(callback, type) and issubclass(callback, Callback):
+        if isinstance(callback, type) and hasattr(callback, "on_epoch_end"):
             raise CallbackError(
                 f"A callback is an instance. Got the class {callback.__name__} at callbacks[{position}]. "
                 f"Write {callback.__name__}()."

@@ -96,8 +96,8 @@ class PipelineSource:
     resumes = AT_ONCE
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = replace(pipeline, base=replace(pipeline.base))
-        chain = self._pipeline.chain
+        self.pipeline = replace(pipeline, base=replace(pipeline.base))
+        chain = self.pipeline.chain
         self.batch_size: int | None = chain.batch.size
         self.num_steps: int | None = chain.batches.num
         self.endless = self.num_steps is None
@@ -107,9 +107,9 @@ class PipelineSource:
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
         """References to the epoch's batches; who computes a shard reads it."""
-        chain = self._pipeline.chain
+        chain = self.pipeline.chain
         for number in count(start) if self.num_steps is None else range(start, self.num_steps):
-            yield batches.Rows(self._pipeline, index, number, chain.size(index, number))
+            yield batches.Rows(self.pipeline, index, number, chain.size(index, number))
 
     def state(self) -> Any:
         """A pipeline's place is a number."""

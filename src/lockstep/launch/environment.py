@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lockstep.errors import LaunchError
-from lockstep.launch import slurm
+from lockstep.launch import slurm, tf_config
 
 Value = TypeVar("Value")
 
@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 _LAUNCHER = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_STEPID"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_STEPID", "TF_CONFIG"),
 }
 _LAUNCHER_PREFIX = "TORCHELASTIC_"
 
@@ -58,10 +58,16 @@ def cache_home() -> Path:
 
 
 def launched() -> Launched | None:
-    """Gives this process's place in the world of torchrun or SLURM, or None when nobody launched it."""
+    """Gives this process's place in the world of torchrun, SLURM or TF_CONFIG, or None when nobody launched it."""
     if "RANK" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1":
         return _from_torchrun()
-    return _from_slurm()
+    return _from_tf_config() or _from_slurm()
+
+
+def signs() -> str:
+    """Names the variables that make this process look launched."""
+    names = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_ID", "TF_CONFIG")
+    return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
 
 def local_index(otherwise: int) -> int:
@@ -92,6 +98,13 @@ def _from_torchrun() -> Launched:
         address=_read(str, "MASTER_ADDR"),
         port=_read(_whole_number, "MASTER_PORT"),
     )
+
+
+def _from_tf_config() -> Launched | None:
+    if "TF_CONFIG" not in os.environ:
+        return None
+    place = _read(tf_config.place, "TF_CONFIG")
+    return Launched(*place) if place[1] > 1 else None
 
 
 def _from_slurm() -> Launched | None:
@@ -144,7 +157,7 @@ def _read(parse: Callable[[str], Value], *names: str) -> Value:
                 ) from None
     raise LaunchError(
         f"A launched process needs all of its launcher's variables. {' or '.join(names)} is not set, but "
-        f"{_signs()}. Start the script with torchrun or srun, or unset these to train on this host alone."
+        f"{signs()}. Start the script with torchrun or srun, or unset these to train on this host alone."
     )
 
 
@@ -153,9 +166,3 @@ def _whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError("a whole number") from None
-
-
-def _signs() -> str:
-    """Names the variables that made this process look launched."""
-    names = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_ID")
-    return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)

@@ -1,0 +1,188 @@
+"""Compiled: a Keras model with its optimizer, losses and metrics, as a pure function of its variables.
+
+It is written with Keras alone and runs on each of Keras's backends. The variables of a
+shard live in a stateless scope: nothing it does is seen by the next.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from lockstep.backends.keras import losses, names
+from lockstep.backends.keras.metrics import Measures, room
+from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, inputs, select
+from lockstep.core.objective import Objective
+from lockstep.errors import BatchError
+
+PROBE = 2  # examples from which Keras builds losses and metrics
+
+
+class Values(NamedTuple):
+    """What stands in for the model's variables: trained ones, running statistics, seeds of the generators.
+
+    Frozen weights are read where they are, unless they are handed in as well.
+    """
+
+    trained: Sequence[Any]
+    kept: Sequence[Any]
+    seeds: Sequence[Any]
+    others: Sequence[Any] = ()
+
+
+class Outcome(NamedTuple):
+    """What a shard gives."""
+
+    value: Any  # the loss, with regularization and the losses that layers added, which are means over the examples
+    extra: Any  # these
+    divisor: Any  # by what the loss has divided, where that is not the number of its values; else None
+    kept: Sequence[Any]  # the running statistics afterwards
+    sums: Sequence[Any]  # of the metrics
+
+
+class _Roles(NamedTuple):
+    """What each variable of a model is to training, under names that do not depend on it."""
+
+    trained: dict[str, Any]
+    kept: dict[str, Any]
+    others: dict[str, Any]
+    generators: list[Any]
+
+
+def _roles(model: Any) -> _Roles:
+    layers = model._flatten_layers(include_self=True, recursive=True)
+    of_metrics = set(map(id, model.metrics_variables))
+    generators = [each for each in model.non_trainable_variables if each.name == "seed_generator_state"]
+    trained = set(map(id, model.trainable_variables))
+    kept = {id(variable) for layer in layers for variable in layer._non_trainable_variables}
+    kept -= trained | of_metrics | set(map(id, generators))
+    apart = trained | kept | of_metrics | set(map(id, generators))
+    named = names.of(model, model.variables)
+    return _Roles(
+        {name: variable for name, variable in named.items() if id(variable) in trained},
+        {name: variable for name, variable in named.items() if id(variable) in kept},
+        {name: variable for name, variable in named.items() if id(variable) not in apart},
+        generators,
+    )
+
+
+class Compiled:
+    """A Keras model as it was compiled."""
+
+    def __init__(self, model: Any, loss: Any) -> None:
+        self.model = model
+        self.objective = loss if isinstance(loss, Objective) else None
+        self.measures = Measures(model)
+        self.room = room(model)
+        self._known: _Roles | None = None
+        self._state: list[Any] = []
+
+    # -- variables
+
+    def trained(self) -> dict[str, Any]:
+        """The variables that the next update may change, by name."""
+        return self._roles.trained
+
+    def kept(self) -> dict[str, Any]:
+        """The running statistics, by name."""
+        return self._roles.kept
+
+    def others(self) -> dict[str, Any]:
+        """Frozen weights, by name."""
+        return self._roles.others
+
+    def generators(self) -> list[Any]:
+        """The states of the seed generators."""
+        return self._roles.generators
+
+    @property
+    def _roles(self) -> "_Roles":
+        if self._known is None:
+            self.look()
+            assert self._known is not None
+        return self._known
+
+    def look(self) -> None:
+        """Works out anew what each variable is to training, where a layer was frozen, thawed or built."""
+        model = self.model
+        state = [*map(id, model.trainable_variables), model.built]
+        if self._known is None or state != self._state:
+            self._known, self._state = _roles(model), state
+
+    # -- one shard
+
+    def build(self, piece: Any) -> None:
+        """Makes the variables of a model that waits for its first examples, and looks at what they are."""
+        if not self.model.built:
+            self.model(select(inputs(piece), slice(0, PROBE)))
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+        self.look()
+
+    def prepare(self, batch: Any) -> None:
+        """Lets Keras build losses and metrics from a few examples."""
+        if self.objective is None and not self.measures.checked:
+            few, targets, weights = parts(select(batch, slice(0, PROBE)))
+            with keras.StatelessScope(collect_losses=True):
+                outputs = self._call(few, training=False)
+                self.model._clear_losses()
+            self.measures.build(*(_tensors(each) for each in (targets, outputs, weights)))
+
+    def run(self, values: Values, batch: Any, training: bool) -> Outcome:
+        """The loss, the metrics and the running statistics of one shard."""
+        x, y, weights = parts(batch)
+        with self.scope(values, self.measures.variables) as scope:
+            outputs = self._call(x, training)
+            value = self.model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=training)
+            extra = sum((ops.sum(each) for each in self.model.losses), start=0.0)
+            self.model._clear_losses()
+            self.measures.update(y, outputs, weights)
+            divisor = losses.divisor(self.model, y, outputs, weights)
+        sums = [scope.get_current_value(variable) for variable in self.measures.variables]
+        return Outcome(value, extra, divisor, self.after(scope), sums)
+
+    def outputs(self, values: Values, x: Any, training: bool = False) -> Any:
+        """The outputs of one shard."""
+        return self.called(values, x, training)[0]
+
+    def called(self, values: Values, x: Any, training: bool) -> tuple[Any, list[Any]]:
+        """The outputs of one shard, and the running statistics afterwards."""
+        with self.scope(values) as scope:
+            outputs = self._call(x, training)
+            self.model._clear_losses()
+        return outputs, self.after(scope)
+
+    def scope(self, values: Values, zeros: Sequence[Any] = ()) -> Any:
+        """A scope in which these values stand in for the variables."""
+        mapping = [
+            *zip(self.trained().values(), values.trained, strict=True),
+            *zip(self.kept().values(), values.kept, strict=True),
+            *zip(self.generators(), values.seeds, strict=True),
+            *zip(self.others().values(), values.others, strict=bool(values.others)),
+            *((variable, ops.zeros(variable.shape, variable.dtype)) for variable in zeros),
+        ]
+        return keras.StatelessScope(state_mapping=mapping, collect_losses=True)
+
+    def after(self, scope: Any) -> list[Any]:
+        """The running statistics at the end of a scope."""
+        return [scope.get_current_value(variable) for variable in self.kept().values()]
+
+    def _call(self, x: Any, training: bool) -> Any:
+        return self.model(x, training=training) if self.model._call_has_training_arg else self.model(x)
+
+
+def parts(batch: Any) -> tuple[Any, Any, Any]:
+    """The inputs, targets and example weights (or None) of a batch."""
+    if isinstance(batch, tuple) and len(batch) in (2, 3):
+        return batch[0], batch[1], batch[2] if len(batch) == 3 else None
+    if not isinstance(batch, tuple):
+        return batch, None, None
+    raise BatchError(
+        f"A batch is (inputs, targets) or (inputs, targets, weights). Got {describe(batch)}. "
+        f"Give one of these, or write an objective:\n{OBJECTIVE_EXAMPLE}"
+    )
+
+
+def _tensors(nest: Any) -> Any:
+    return keras.tree.map_structure(lambda each: None if each is None else ops.convert_to_tensor(each), nest)

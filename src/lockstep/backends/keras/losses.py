@@ -1,0 +1,79 @@
+"""Losses: by what a compiled loss divides, so that the shards add up to the batch's own loss.
+
+Keras divides by the number of values, which is the same for every example. Only masks
+and the reduction `mean_with_sample_weight` have a denominator of their own.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from lockstep.errors import ModelError
+
+SUM = "sum"
+
+
+def flat(model: Any) -> Sequence[Any]:
+    """The losses of every output, once Keras has built them."""
+    compiled = model._compile_loss
+    return () if compiled is None or not compiled.built else [each.loss for each in compiled._flat_losses]
+
+
+def summed(model: Any) -> bool:
+    """Whether the loss is a plain sum; several losses are all sums or all means."""
+    kinds = {loss.reduction == SUM for loss in flat(model)}
+    if len(kinds) > 1:
+        raise ModelError(
+            "The losses of a model are all sums or all means. Got both. Use reduction='sum_over_batch_size' everywhere."
+        )
+    return True in kinds
+
+
+def divisor(model: Any, targets: Any, outputs: Any, weights: Any) -> Any:
+    """By what the model's one loss divides, where that is not the number of its values; else None."""
+    losses = flat(model)
+    found = [
+        _divisor(loss, target, output, weight)
+        for loss, target, output, weight in zip(
+            losses,
+            keras.tree.flatten(targets),
+            keras.tree.flatten(outputs),
+            _spread(weights, len(losses)),
+            strict=False,
+        )
+    ]
+    if all(each is None for each in found):
+        return None
+    if len(losses) > 1:
+        raise ModelError(
+            "With several outputs every loss divides by its examples. Got one that divides by its mask or weights. "
+            "Use reduction='sum_over_batch_size' without masks, or write an objective that returns (sum, weight)."
+        )
+    return found[0]
+
+
+def _spread(weights: Any, count: int) -> list[Any]:
+    flat_weights = [] if weights is None else keras.tree.flatten(weights)
+    return flat_weights if len(flat_weights) == count else [flat_weights[0] if flat_weights else None] * count
+
+
+def _divisor(loss: Any, targets: Any, outputs: Any, weights: Any) -> Any:
+    weighted = loss.reduction == "mean_with_sample_weight"
+    mask = getattr(outputs, "_keras_mask", None)
+    if mask is None and getattr(loss, "_fn_kwargs", {}).get("ignore_class") is None and not weighted:
+        return None  # nothing is left out, so nothing is worked out twice
+    values = loss.call(ops.convert_to_tensor(targets, loss.dtype), ops.convert_to_tensor(outputs, loss.dtype))
+    out_mask = getattr(values, "_keras_mask", None)
+    if mask is not None and out_mask is not None:
+        mask = ops.logical_and(mask, out_mask)
+    elif mask is None:
+        mask = out_mask
+    counted = ops.ones(values.shape, "float64")
+    if weighted and weights is not None:
+        shape = [*weights.shape, *[1] * (len(values.shape) - len(weights.shape))]
+        counted = ops.broadcast_to(ops.reshape(ops.cast(weights, "float64"), shape), values.shape)
+    elif mask is None:
+        return None
+    return ops.sum(counted if mask is None else counted * ops.cast(mask, "float64"))

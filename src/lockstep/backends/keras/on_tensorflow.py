@@ -1,0 +1,116 @@
+"""Keras on TensorFlow: the compiled model as a program of the TensorFlow backend."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from lockstep.backends.base import Backend, Recipe
+from lockstep.backends.keras import losses, pickling, sources
+from lockstep.backends.keras.compiled import Compiled, Outcome, Values
+from lockstep.backends.tensorflow import TensorflowBackend, refusals
+from lockstep.backends.tensorflow import losses as weighing
+from lockstep.backends.tensorflow import metrics as measuring
+from lockstep.backends.tensorflow.program import Copy, Share, Term
+
+
+def open(recipe: Recipe, devices: Any) -> Backend:
+    """The TensorFlow backend over the model."""
+    refusals.check_precision(recipe)
+    return KerasOnTensorflow(Program(recipe), recipe, devices)
+
+
+class KerasOnTensorflow(TensorflowBackend):
+    """Replicas of a Keras model on the devices of this process."""
+
+    def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
+        """A source for the data containers that Keras takes."""
+        return sources.of(data, batch_size, shuffle, seed)
+
+
+class Program:
+    """A compiled Keras model."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._compiled = Compiled(recipe.model, recipe.loss)
+        self.optimizer = refusals.check_optimizer(recipe.optimizer)
+        self.room = self._compiled.room + (measuring.ROOM if self._compiled.objective else 0)
+        if recipe.model.built and not self.optimizer.built:
+            self.optimizer.build(recipe.model.trainable_variables)
+
+    @property
+    def num_seeds(self) -> int:
+        """One for every seed generator."""
+        return len(self._compiled.generators())
+
+    def trained(self) -> dict[str, Any]:
+        """The model's trainable variables."""
+        return self._compiled.trained()
+
+    def kept(self) -> dict[str, Any]:
+        """The running statistics."""
+        return self._compiled.kept()
+
+    def others(self) -> dict[str, Any]:
+        """Frozen weights."""
+        return self._compiled.others()
+
+    def build(self, piece: Any) -> None:
+        """Makes the variables of a model that waits for its first examples."""
+        self._compiled.build(piece)
+
+    def prepare(self, batch: Any) -> None:
+        """Lets Keras build losses and metrics."""
+        self._compiled.prepare(batch)
+
+    def term(self, own: Copy, batch: Any, share: Share, seeds: Any, training: bool) -> Term:
+        """The loss of one shard and its metrics."""
+        values = self._values(own, seeds)
+        if self._compiled.objective is not None:
+            return self._objective(values, own, batch, share, training)
+        outcome = self._compiled.run(values, batch, training)
+        weighed = self._weighed(outcome, share)
+        columns = self._compiled.measures.columns()
+        kept = _unchanged(own, values, outcome.kept)
+        return Term(weighed.root, weighed.loss, weighed.weight, weighed.divided, kept, outcome.sums, columns)
+
+    def outputs(self, own: Copy, inputs: Any, seeds: Any) -> Any:
+        """The model's outputs."""
+        return self._compiled.outputs(self._values(own, seeds), inputs)
+
+    def dump(self) -> bytes:
+        """The recipe in one pickle."""
+        return pickling.dump(self._recipe)
+
+    def _weighed(self, outcome: Outcome, share: Share) -> weighing.Weighed:
+        if losses.summed(self._compiled.model):
+            extra = tf.cast(outcome.extra, outcome.value.dtype)
+            part = tf.cast(share.part, outcome.value.dtype)
+            value = outcome.value if share.alone else outcome.value - extra + extra * part
+            return weighing.Weighed(value, weighing.double(value), 0.0, 0.0)
+        if outcome.divisor is None:
+            return weighing.mean(outcome.value, share)
+        return weighing.own_mean(outcome.value, outcome.divisor, share)
+
+    def _objective(self, values: Values, own: Copy, batch: Any, share: Share, training: bool) -> Term:
+        """What the user's own function says of the model."""
+        compiled = self._compiled
+        with compiled.scope(values) as scope:
+            weighed = weighing.of(compiled.objective)(lambda x: compiled._call(x, training), batch, share)
+            compiled.model._clear_losses()
+            sums, columns = measuring.measure((), weighed, share.examples)
+        kept = _unchanged(own, values, compiled.after(scope))
+        return Term(weighed.root, weighed.loss, weighed.weight, weighed.divided, kept, sums, columns)
+
+    def _values(self, own: Copy, seeds: Any) -> Values:
+        generators = self._compiled.generators()
+        states = [tf.cast(seeds[index], state.dtype) for index, state in enumerate(generators)]
+        trained, kept = ([tf.convert_to_tensor(variable) for variable in part] for part in own)
+        return Values(trained, kept, states)
+
+
+def _unchanged(own: Copy, values: Values, after: Any) -> list[Any]:
+    """The statistics afterwards; the variable itself where nothing was written."""
+    return [
+        variable if now is before else now for variable, before, now in zip(own.kept, values.kept, after, strict=True)
+    ]

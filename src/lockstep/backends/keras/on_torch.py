@@ -1,0 +1,192 @@
+"""Keras on PyTorch: the compiled model as a torch module, with the PyTorch backend's processes, tree and steps.
+
+The module holds the model's own tensors: weights as its parameters, running statistics
+as its buffers. So what the PyTorch backend restores, averages, compares and sends is
+what the model computes with.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from torch import nn
+
+from lockstep.backends.base import Array, Backend, Recipe, State
+from lockstep.backends.keras import losses, pickling, sources
+from lockstep.backends.keras.compiled import Compiled, Values
+from lockstep.backends.keras.slots import Slots
+from lockstep.backends.torch.backend import TorchBackend
+from lockstep.backends.torch.losses import Share, Term
+from lockstep.backends.torch.shards import CUSTOM_SUMS
+from lockstep.core.metrics import Column, Metric
+from lockstep.errors import ModelError
+
+
+def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
+    """The PyTorch backend over the model, with the one replica of this process."""
+    (device,) = devices
+    return KerasOnTorch(recipe, device)
+
+
+class Net(nn.Module):
+    """A Keras model's own tensors as a torch module's."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        super().__init__()
+        self._compiled = compiled
+        weights = {**compiled.trained(), **compiled.others()}
+        self.variables = {name.replace(".", "_"): variable for name, variable in weights.items()}
+        for name, variable in self.variables.items():
+            self.register_parameter(name, variable.value)
+        for name, variable in compiled.kept().items():
+            self._buffers[name.replace(".", "_")] = variable.value  # the tensor itself, so that both see every write
+
+    def values(self) -> Values:
+        """What a shard starts from; the generators' seeds come from torch's, which is seeded for each shard."""
+        kept = [variable.value.detach().clone() for variable in self._compiled.kept().values()]
+        seeds = [torch.randint(1 << 31, (2,)) for _ in self._compiled.generators()]
+        states = [seed.to(each.value.dtype) for seed, each in zip(seeds, self._compiled.generators(), strict=True)]
+        return Values([variable.value for variable in self._compiled.trained().values()], kept, states)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The model's outputs; Keras takes several inputs as one nest."""
+        given = named or (inputs if len(inputs) > 1 else inputs[0])
+        return self._compiled.outputs(self.values(), given, self.training)
+
+
+class Stepper(torch.optim.Optimizer):
+    """A Keras optimizer behind torch's face."""
+
+    def __init__(self, net: Net, optimizer: Any) -> None:
+        super().__init__(net.parameters(), {})
+        self._net = net
+        self._optimizer = optimizer
+
+    def step(self, closure: Any = None) -> Any:
+        """Keras's own update of those variables that have a gradient."""
+        used = [variable for variable in self._net.variables.values() if variable.value.grad is not None]
+        with torch.no_grad():
+            self._optimizer.apply([variable.value.grad for variable in used], used)
+
+
+class KerasOnTorch(TorchBackend):
+    """One replica of a Keras model."""
+
+    def __init__(self, recipe: Recipe, device: str) -> None:
+        if recipe.options.precision is not None or not recipe.model.built:
+            raise ModelError(
+                "On PyTorch a Keras model is built when it is wrapped, and its precision is the layers' own. "
+                f"Got precision={recipe.options.precision!r}, built={recipe.model.built}. Begin the model with "
+                "keras.Input(shape), and use keras.mixed_precision.set_global_policy."
+            )
+        compiled = Compiled(recipe.model, recipe.loss)
+        if not recipe.optimizer.built:
+            recipe.optimizer.build(recipe.model.trainable_variables)
+        net = Net(compiled)
+        held = -(-compiled.room // CUSTOM_SUMS)
+        inner = replace(recipe, model=net, optimizer=Stepper(net, recipe.optimizer), metrics=_places(held))
+        super().__init__(replace(inner, loss=compiled.objective), device)
+        self.versions = {**self.versions, "keras": keras.__version__}
+        self._outer = recipe
+        self._compiled = compiled
+        self._slots = Slots(compiled, recipe.optimizer)
+        self._prepared = False
+        if compiled.objective is None:
+            self._shards._term = self._term
+
+    def _term(self, net: Any, batch: Any, share: Share) -> Term:
+        """The loss of one shard, its metrics, and its running statistics in the module's buffers."""
+        compiled = self._compiled
+        if not self._prepared:
+            compiled.prepare(batch)
+            self._prepared = True
+        values = net.values()
+        outcome = compiled.run(values, batch, net.training)
+        with torch.no_grad():
+            for variable, before, now in zip(compiled.kept().values(), values.kept, outcome.kept, strict=True):
+                if now is not before:
+                    variable.value.copy_(now)
+            sums = [torch.as_tensor(each).double().reshape(-1) for each in outcome.sums]
+            vector = torch.cat([*sums, torch.empty(0, dtype=torch.float64)])
+        rest: dict[str, Any] = {"outputs": vector, "targets": vector}
+        value = outcome.value
+        if losses.summed(compiled.model):
+            part = 1.0 if share.alone else share.examples / share.total
+            value = value - outcome.extra + outcome.extra * part  # regularization counts once
+            return Term(value, value.detach().double(), 0.0, **rest)
+        if outcome.divisor is None:
+            root = value if share.alone else value * (share.examples / share.total)
+            return Term(root, value.detach().double() * share.examples, share.examples, **rest)
+        weight = outcome.divisor.detach()
+        if not float(weight):
+            return Term(None, 0.0, 0.0, True, **rest)
+        if share.alone:
+            return Term(value, value.detach().double() * weight, weight, **rest)
+        root = value * weight.to(value.dtype)
+        return Term(root, root.detach().double(), weight, True, **rest)
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """The metrics as Keras names them."""
+        return super().columns if self._compiled.objective is not None else self._compiled.measures.columns()
+
+    # -- state
+
+    def state(self) -> State:
+        """The module's tensors, and the Keras optimizer's."""
+        own = {name: array for name, array in super().state().items() if not name.startswith("optimizer.")}
+        return own | self._slots.read()
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """Takes over a whole state."""
+        self._slots.check(state)
+        super().load({name: array for name, array in state.items() if not name.startswith("optimizer.")})
+        self._slots.write(state)
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """The numbers that the optimizer was made with."""
+        return self._slots.numbers()
+
+    def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
+        """Writes them into the optimizer."""
+        self._slots.set_numbers(numbers)
+
+    def controls(self) -> Any:
+        """Torch's, and the Keras optimizer's numbers."""
+        return {**super().controls(), "numbers": self.numbers()}
+
+    def turn(self, controls: Any) -> None:
+        """Takes over the script's."""
+        super().turn(controls)
+        self.set_numbers(controls["numbers"])
+
+    def host(self, value: Any) -> Any:
+        """A tensor or a Keras variable as numpy."""
+        return np.array(value.numpy()) if isinstance(value, keras.Variable) else super().host(value)
+
+    def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
+        """A source for the data containers that Keras takes, torch's among them."""
+        return sources.of(data, batch_size, shuffle, seed) or super().source(data, batch_size, shuffle, seed)
+
+    def dump(self) -> bytes:
+        """The compiled model in one pickle."""
+        return pickling.dump(self._outer)
+
+
+def _places(count: int) -> list[Metric]:
+    """Metrics that hold the room of Keras's own: the first has all of their sums, the others none."""
+    return [
+        Metric(sums=_all if index == 0 else _none, result=lambda sums: 0.0, name=f"keras {index}")
+        for index in range(count)
+    ]
+
+
+def _all(outputs: Any, targets: Any) -> Any:
+    return outputs
+
+
+def _none(outputs: Any, targets: Any) -> Any:
+    return outputs[:0]

@@ -1,0 +1,59 @@
+"""Refusals: what of Keras cannot be trained in parallel as it is, with the line to change."""
+
+from typing import Any
+
+import keras
+
+from lockstep.backends.base import Recipe
+from lockstep.errors import ModelError, OptimizerError
+
+_HOMES = {"tensorflow": "tensorflow", "torch": "torch", "jaxlib": "jax", "jax": "jax"}
+
+
+def check_model(model: Any) -> None:
+    """Refuses a model with a step of its own, or of another backend than the one in use."""
+    here = keras.config.backend()
+    home = _home(model)
+    if home != here:
+        raise ModelError(
+            f"A model computes with the backend it was built on. Got one of {home}, and Keras now runs on {here}. "
+            "Choose KERAS_BACKEND before the first import of keras, and build the model then."
+        )
+    for method in ("train_step", "test_step"):
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise ModelError(
+                f"Lockstep makes the step. Got a model with a {method} of its own. Put the loss into compute_loss, or "
+                "into an objective: lockstep.wrap(model, optimizer, lockstep.objective(f))."
+            )
+
+
+def check_compiled(model: Any) -> None:
+    """Refuses a model that nobody has said how to train."""
+    if not getattr(model, "compiled", False) or model.optimizer is None:
+        raise OptimizerError(
+            "A model needs an optimizer and a loss. Got one that is not compiled. Use model.compile(optimizer=..., "
+            "loss=...) first, or lockstep.wrap(model, optimizer, loss)."
+        )
+
+
+def check_for_jax(recipe: Recipe) -> None:
+    """Refuses what needs a loss scale, or a precision for the whole step."""
+    if recipe.options.precision is not None or hasattr(recipe.optimizer, "dynamic_scale"):
+        raise ModelError(
+            "On JAX a model's precision is the layers' own, without a loss scale. "
+            f"Got precision={recipe.options.precision!r} and {type(recipe.optimizer).__name__}. "
+            "Use keras.mixed_precision.set_global_policy('mixed_bfloat16') before the model is made."
+        )
+
+
+def _home(model: Any) -> str:
+    """The backend that the model's variables live on, or that its class was made for."""
+    for variable in model.variables:
+        home = _HOMES.get(type(variable.value).__module__.partition(".")[0])
+        if home is not None:
+            return home
+    for kind in type(model).__mro__:
+        found = kind.__module__.removeprefix("keras.src.backend.").partition(".")[0]
+        if kind.__module__.startswith("keras.src.backend.") and found in _HOMES.values():
+            return found
+    return str(keras.config.backend())

@@ -1,0 +1,38 @@
+"""TensorFlow: one process drives all of its devices, each with a copy of the variables."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from lockstep.backends.base import Backend, Recipe
+from lockstep.backends.tensorflow.backend import TensorflowBackend
+from lockstep.backends.tensorflow.function import Function
+
+__all__ = ["TensorflowBackend", "adopt", "available", "open", "processes", "variables"]
+
+joins = True
+
+
+def available() -> list[str]:
+    """The GPUs of this host."""
+    return [f"gpu:{index}" for index, _ in enumerate(tf.config.list_physical_devices("GPU"))]
+
+
+def variables(devices: Sequence[str]) -> dict[str, str]:
+    """None: TensorFlow was awake before us."""
+    return {}
+
+
+def adopt(recipe: Recipe) -> Recipe:
+    """The script's own function and variables are what it calls."""
+    return recipe
+
+
+def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
+    """The backend of this process, with one replica on each device."""
+    return TensorflowBackend(Function(recipe), recipe, devices)
+
+
+def processes(devices: Sequence[str]) -> list[list[str]]:
+    """One process drives them all."""
+    return [list(devices)]

@@ -1,0 +1,288 @@
+"""The TensorFlow side of the seam: every replica of this process, side by side."""
+
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lockstep.backends.base import Array, Node, Recipe, State, Work
+from lockstep.backends.tensorflow import abreast, nodes, settings, sources, state
+from lockstep.backends.tensorflow.program import Copy, Program
+from lockstep.backends.tensorflow.shards import Leaf, Shards, Task, finished
+from lockstep.backends.tensorflow.stepping import Stepping
+from lockstep.core.batches import transform
+from lockstep.core.layout import Layout
+from lockstep.core.metrics import Column, Sums
+from lockstep.errors import ModelError, NonFiniteError
+
+
+class TensorflowBackend:
+    """Replicas of a program: the first has the script's own variables, the others copies."""
+
+    name = "tensorflow"
+
+    def __init__(self, program: Program, recipe: Recipe, devices: Sequence[str]) -> None:
+        self.devices: tuple[str, ...] = tuple(devices)
+        self.versions: Mapping[str, str] = settings.versions()
+        self._program = program
+        self._exact = recipe.options.exact
+        self._stepping = Stepping(program, recipe.options.clip_norm)
+        self._shards = Shards(program, self._exact)
+        self._layout: Layout | None = None
+        self._made_for: Any = None
+        self._copies: list[Copy] = []
+        self._carry: Any = None
+        self._last_scale = 1.0
+        self._seen: list[int] = []
+
+    def spread(self, devices: Sequence[str]) -> None:
+        """Copies of the variables for other devices; the first replica's are the script's own and stay."""
+        self.devices = tuple(devices)
+        self._copies = []
+
+    def computing(self, work: Work) -> AbstractContextManager[None]:
+        """Deterministic operations, and the threads that the run was given."""
+        for piece in work.shards.values():
+            self._program.build(piece)
+            break
+        return settings.computing(work, self._exact)
+
+    # -- one step
+
+    def layout(self, phase: str) -> Layout:
+        """The layout of the variables trained now; a new one when a layer is frozen or a metric takes its shape."""
+        trained, kept = self._program.trained(), self._program.kept()
+        made_for = [*map(id, trained.values()), *map(id, kept.values()), self._program.room]
+        if self._layout is None or made_for != self._made_for:
+            if not trained:
+                raise ModelError(
+                    "Training needs a variable to train. Got none, all are frozen. Set trainable=True on some layer."
+                )
+            self._layout, self._made_for = nodes.layout(trained, kept, self._program.room), made_for
+            self._shards.forget()
+            self._copies = []
+        if not self._copies:
+            self._replicate(list(trained.values()), list(kept.values()))
+        return self._layout
+
+    def node(self, layout: Layout, memory: memoryview | None) -> Node:
+        """Vectors in the given memory, or new ones."""
+        return nodes.allocate(layout, memory)
+
+    def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
+        """Computes each replica's shards in a thread of its own."""
+        layout = self._prepared(work)
+        split = len(self._program.trained())
+
+        def place(shard: int, result: Any) -> Node:
+            leaf = finished(result)
+            if not math.isfinite(leaf.sums[0]):
+                raise NonFiniteError.at(work.step, shard, float(leaf.sums[0]))
+            self._write(into[shard], layout, leaf, split, first=shard == 0)
+            return into[shard]
+
+        yield from self._run(work, self._shards.leaf, place)
+
+    def _write(self, node: Node, layout: Layout, leaf: Leaf, split: int, first: bool) -> None:
+        *arrays, there, sums = layout.fields
+        nodes.write(node, arrays[:split], leaf.gradients)
+        kept = [
+            value if value is None or first or value.dtype.kind == "f" else np.zeros_like(value) for value in leaf.kept
+        ]
+        nodes.write(node, arrays[split:], kept)
+        nodes.view(node, there)[:] = [value is not None for value in (*leaf.gradients, *leaf.kept)]
+        room = nodes.view(node, sums)
+        if len(leaf.sums) > len(room):
+            raise ModelError(f"The metrics of a step give at most {len(room)} sums. Got {len(leaf.sums)}. Give fewer.")
+        room[:] = 0.0
+        room[: len(leaf.sums)] = leaf.sums
+
+    def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
+        """One thread's addition."""
+        return nodes.add(left, right, out)
+
+    def divide(self, total: Node, by: float) -> None:
+        """One thread's division."""
+        nodes.divide(total, by)
+
+    def finish(self, nodes_: Mapping[Any, Node], num_shards: int) -> Node:
+        """The root, added up in place."""
+        return nodes.finish(nodes_, num_shards)
+
+    def sums(self, node: Node, layout: Layout) -> Sums:
+        """The field of sums."""
+        return np.array(nodes.view(node, layout.fields[-1]))
+
+    def update(self, total: Node, work: Work) -> None:
+        """The optimizer's step on the script's own variables, and the averaged statistics."""
+        layout = self.layout(work.phase)
+        self._last_scale = self._stepping.scale()
+        self._stepping.apply(total, layout, [bool(flag) for flag in nodes.view(total, layout.fields[-2])])
+        if self._seen:
+            self._seen = self._checksums()
+
+    def norm(self, total: Node) -> float:
+        """The norm over all gradients, tensor by tensor, before clipping."""
+        assert self._layout is not None
+        fields = self._layout.fields[: len(self._program.trained())]
+        squares = [float(np.square(nodes.view(total, field), dtype=np.float64).sum()) for field in fields]
+        return math.sqrt(sum(squares)) / self._last_scale
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """The metrics of the last shard computed."""
+        return self._shards.columns
+
+    # -- forward only
+
+    def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
+        """Loss and metrics of each shard in evaluation mode."""
+        self._prepared(work)
+        yield from self._run(work, self._shards.sums, lambda shard, sums: np.array(sums))
+
+    def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
+        """The outputs in evaluation mode."""
+        self.layout(work.phase)
+        yield from self._run(work, self._shards.outputs, lambda shard, outputs: tf.nest.map_structure(_plain, outputs))
+
+    def native(self, outputs: Any) -> Any:
+        """Outputs as tensors."""
+        return transform(outputs, lambda value: tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value)
+
+    # -- replicas
+
+    def _prepared(self, work: Work) -> Layout:
+        """The layout for batches such as these."""
+        for piece in work.shards.values():
+            self._program.prepare(piece)
+            break
+        return self.layout(work.phase)
+
+    def _run(self, work: Work, task: Any, place: Callable[[int, Any], Any]) -> Generator[tuple[int, Any], None, None]:
+        """Every shard's result as `place` leaves it; traced here, run side by side by the replicas."""
+        if self._carry is not None:
+            self._carry()
+        tasks: dict[int, list[Task]] = {
+            replica % len(self._copies): [task(work, shard, piece, self._copies[0]) for shard, piece in pieces.items()]
+            for replica, pieces in work.pieces.items()
+        }
+
+        def compute(replica: int, each: Task) -> Any:
+            with self._placed(replica):
+                return each.run(self._copies[replica])
+
+        for each, placed in abreast.run(tasks, compute, lambda each, result: place(each.shard, result)):
+            yield each.shard, placed
+
+    def _placed(self, replica: int) -> AbstractContextManager[Any]:
+        kind, _, index = self.devices[replica].partition(":")
+        placed: AbstractContextManager[Any] = tf.device(f"/{kind.upper()}:{index}") if kind != "cpu" else nullcontext()
+        return placed
+
+    def _replicate(self, trained: list[Any], kept: list[Any]) -> None:
+        """The variables of every replica: on another device copies, and what carries the values over.
+
+        A shard reads variables and writes none, so the replicas of one device read the same.
+        """
+        own = Copy([_variable(each) for each in trained], [_variable(each) for each in kept])
+        self._copies = [
+            own if name == self.devices[0] or name.startswith("cpu") else self._copied(own, replica)
+            for replica, name in enumerate(self.devices)
+        ]
+        others = [copy for copy in self._copies if copy is not own]
+
+        def carry() -> None:
+            for copy in others:
+                for part, originals in zip(copy, own, strict=True):
+                    for variable, original in zip(part, originals, strict=True):
+                        variable.assign(original.read_value())
+
+        self._carry = tf.function(carry, autograph=False) if others else None
+
+    def _copied(self, own: Copy, replica: int) -> Copy:
+        with self._placed(replica):
+            return Copy(*([tf.Variable(each, trainable=each.trainable) for each in part] for part in own))
+
+    # -- state
+
+    def _variables(self) -> dict[str, Any]:
+        program = self._program
+        model = {**program.trained(), **program.kept(), **program.others()}
+        named = {f"model.{name}": variable for name, variable in model.items()}
+        return named | {f"optimizer.{name}": variable for name, variable in self._stepping.slots().items()}
+
+    def state(self) -> State:
+        """Every variable of the script's own model and optimizer."""
+        return state.read(self._variables())
+
+    def copies(self, name: str) -> list[Array]:
+        """Every replica's, as it computes with it next; what no step changes is there once."""
+        own = _variable(self._variables()[name])
+        if len(self._copies) > 1:
+            self._carry()
+        columns = zip(*([*copy.trained, *copy.kept] for copy in self._copies), strict=True)
+        found = next((column for column in columns if column[0] is own), [own] * len(self.devices))
+        return [state.array_of(variable) for variable in found]
+
+    def load(self, saved: Mapping[str, Array]) -> None:
+        """Takes over a whole state."""
+        state.write(self._variables(), saved)
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """The numbers that the optimizer was made with."""
+        return self._stepping.numbers()
+
+    def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
+        """Writes them into the optimizer."""
+        self._stepping.set_numbers(numbers)
+
+    def controls(self) -> Any:
+        """The optimizer's numbers."""
+        return self._stepping.numbers()
+
+    def turn(self, controls: Any) -> None:
+        """Takes over the script's numbers."""
+        self._stepping.set_numbers(controls)
+
+    def touched(self) -> bool:
+        """Whether the script wrote to the state; TensorFlow has no counters, so the bytes are compared."""
+        seen, self._seen = self._seen, self._checksums()
+        return bool(seen) and seen != self._seen
+
+    def _checksums(self) -> list[int]:
+        return state.checksums(self._variables())
+
+    # -- data and processes
+
+    def host(self, value: Any) -> Any:
+        """A tensor as numpy."""
+        return value.numpy() if tf.is_tensor(value) or isinstance(value, tf.Variable) else value
+
+    def stage(self, piece: Any) -> Any:
+        """TensorFlow copies the piece when it computes."""
+        return piece
+
+    def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
+        """A source for a `tf.data.Dataset`."""
+        return sources.of(data, batch_size, shuffle, seed)
+
+    def num_threads(self) -> int:
+        """TensorFlow's intra-op threads."""
+        return settings.num_threads()
+
+    def dump(self) -> bytes:
+        """The recipe in one pickle."""
+        return self._program.dump()
+
+
+def _variable(variable: Any) -> Any:
+    """The tf.Variable inside a Keras variable."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def _plain(value: Any) -> Any:
+    """numpy has no bfloat16; outputs leave as float32."""
+    return np.array(tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value)

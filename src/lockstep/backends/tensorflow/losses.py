@@ -1,0 +1,203 @@
+"""Losses: what a shard's loss weighs, so that the shards add up to the batch's own loss.
+
+A mean over the shard's examples is multiplied by (its examples / the batch's) before
+the backward pass; the shards then simply add. A loss that divides by something else
+(targets that are not ignored, example weights) is summed instead and divided once after
+the tree. With one shard neither happens: the loss is the user's own, to the bit.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from lockstep.backends.tensorflow.program import Share
+from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe
+from lockstep.core.objective import Objective
+from lockstep.errors import BatchError, ModelError
+
+Call = Callable[[Any], Any]
+
+
+class Weighed(NamedTuple):
+    """A shard's loss: what is differentiated, the sum, its weight, and whether it is still to be divided."""
+
+    root: Any
+    loss: Any
+    weight: Any
+    divided: Any
+    outputs: Any = None
+    targets: Any = None
+    values: Mapping[str, Any] = {}  # an objective's own metrics
+
+
+def of(loss: Any) -> Callable[[Call, Any, Share], Weighed]:
+    """The function (model, shard's batch, share) -> Weighed for whatever the user gave as loss."""
+    if loss is None:
+        return _models_own
+    if isinstance(loss, Objective):
+        return functools.partial(_objective, loss)
+    return functools.partial(_compared, _criterion(loss))
+
+
+def ignored(loss: Any) -> int | None:
+    """The target that the loss leaves out, if it has one."""
+    found: int | None = getattr(loss, "ignore_class", None)
+    return found
+
+
+def parts(batch: Any) -> tuple[Any, Any, Any]:
+    """The inputs, targets and example weights (or None) of a batch."""
+    if isinstance(batch, tuple) and len(batch) == 2:
+        return batch[0], batch[1], None
+    if isinstance(batch, tuple) and len(batch) == 3:
+        return batch
+    raise BatchError(
+        "With a loss of (outputs, targets) a batch is (inputs, targets) or (inputs, targets, weights). "
+        f"Got {describe(batch)}. Give one of these, or write an objective:\n{OBJECTIVE_EXAMPLE}"
+    )
+
+
+def double(value: Any) -> Any:
+    """A number in float64, for the sums."""
+    return tf.cast(value, tf.float64)
+
+
+def mean(value: Any, share: Share, **rest: Any) -> Weighed:
+    """A mean over the shard's examples."""
+    root = value if share.alone else value * tf.cast(share.part, value.dtype)
+    return Weighed(root, double(value) * share.examples, share.examples, 0.0, **rest)
+
+
+def pair(value: Any, weight: Any, share: Share, **rest: Any) -> Weighed:
+    """A sum over the shard and what it is to be divided by; a weight of 0 is for the host to see."""
+    weight = double(weight)
+    if share.alone:
+        nothing = tf.cast(tf.equal(weight, 0), tf.float64)
+        return Weighed(value / tf.cast(weight + nothing, value.dtype), double(value), weight, nothing, **rest)
+    return Weighed(value, double(value), weight, 1.0, **rest)
+
+
+def own_mean(value: Any, weight: Any, share: Share, **rest: Any) -> Weighed:
+    """A mean that the loss itself has divided by `weight`."""
+    weight = double(weight)
+    if share.alone:
+        nothing = tf.cast(tf.equal(weight, 0), tf.float64)
+        return Weighed(value, double(value) * weight, weight, nothing, **rest)
+    return pair(value * tf.cast(weight, value.dtype), weight, share, **rest)
+
+
+def _models_own(model: Call, batch: Any, share: Share) -> Weighed:
+    """The loss that the model's output carries."""
+    outputs = model(batch)
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if loss is None:
+        raise ModelError(
+            "Without a loss the model's output carries one as `.loss`. "
+            f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
+        )
+    return mean(loss, share)
+
+
+def _objective(objective: Objective, model: Call, batch: Any, share: Share) -> Weighed:
+    """What the user's own function says: a mean, a mean with metrics, or (sum, weight)."""
+    result = objective(model, batch)
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+        loss, values = result
+    else:
+        loss, values = result, {}
+    if isinstance(loss, tuple) and len(loss) == 2:
+        return pair(loss[0], loss[1], share, values=values)
+    if not tf.is_tensor(loss) or (loss.shape.rank and loss.shape[0] != share.examples):
+        raise ModelError(
+            "An objective returns the shard's mean loss as a tensor, one loss per example, (loss, {name: value}) or "
+            f"(sum, weight). Got {describe(result)} for a shard of {share.examples}."
+        )
+    return mean(tf.reduce_mean(loss) if loss.shape.rank else loss, share, values=values)
+
+
+def _compared(criterion: Any, model: Call, batch: Any, share: Share) -> Weighed:
+    """A loss of (outputs, targets), with example weights where the batch has them."""
+    inputs, targets, weights = parts(batch)
+    outputs = model(inputs)
+    rest = {"outputs": outputs, "targets": targets}
+    if isinstance(criterion, tf.keras.losses.Loss):
+        return _of_keras(criterion, outputs, targets, weights, share, rest)
+    value = criterion(outputs, targets)
+    if not tf.is_tensor(value) or (value.shape.rank and value.shape[0] != share.examples):
+        raise ModelError(
+            f"A loss gives one number, or one per example. Got {describe(value)} for a shard of {share.examples}."
+        )
+    if weights is None:
+        return mean(tf.reduce_mean(value) if value.shape.rank else value, share, **rest)
+    if not value.shape.rank:
+        raise ModelError(
+            f"Example weights need a loss that gives one value per example. Got {describe(value)} for a shard of "
+            f"{share.examples}. Return one value per example, or write an objective that returns (sum, weight)."
+        )
+    flat = tf.reshape(weights, (-1,))
+    if flat.shape[0] != share.examples:
+        raise BatchError(
+            f"There is one weight per example. Got weights of shape {tuple(weights.shape)} for a shard of "
+            f"{share.examples}. Give one number for each example."
+        )
+    each = tf.reduce_mean(tf.reshape(value, (share.examples, -1)), axis=1)
+    return pair(tf.reduce_sum(each * tf.cast(flat, each.dtype)), tf.reduce_sum(double(flat)), share, **rest)
+
+
+def _of_keras(criterion: Any, outputs: Any, targets: Any, weights: Any, share: Share, rest: Any) -> Weighed:
+    """A Keras loss with Keras's own meaning of reductions, masks and weights."""
+    value = criterion(targets, outputs, sample_weight=weights)
+    if criterion.reduction == "sum":
+        return Weighed(value, double(value), 0.0, 0.0, **rest)
+    by = _divisor(criterion, outputs, targets, weights)
+    if by is None:
+        return mean(tf.reduce_mean(value) if value.shape.rank else value, share, **rest)
+    return own_mean(value, by, share, **rest)
+
+
+def _divisor(criterion: Any, outputs: Any, targets: Any, weights: Any) -> Any:
+    """By what the loss's mean divides, where that is not the number of its values."""
+    values = criterion.call(targets, tf.cast(outputs, criterion.dtype))
+    mask = getattr(values, "_keras_mask", None)
+    if criterion.reduction == "mean_with_sample_weight":
+        if mask is None and weights is None:
+            return None
+        counted = tf.ones_like(values, tf.float64) if weights is None else _spread(weights, values)
+        return tf.reduce_sum(counted if mask is None else tf.where(tf.cast(mask, tf.bool), counted, 0))
+    return None if mask is None else tf.reduce_sum(double(mask))
+
+
+def _spread(weights: Any, values: Any) -> Any:
+    """One weight for every value."""
+    shape = [*weights.shape, *[1] * (values.shape.rank - weights.shape.rank)]
+    return tf.broadcast_to(tf.reshape(double(weights), shape), values.shape)
+
+
+def _criterion(loss: Any) -> Any:
+    """A Keras loss, or a function of (outputs, targets)."""
+    if isinstance(loss, str):
+        return _named(loss)
+    if isinstance(loss, tf.keras.losses.Loss):
+        return loss
+    if not callable(loss):
+        raise ModelError(
+            f"A loss is a Keras loss, a function of (outputs, targets) or a lockstep.objective. Got {loss!r}."
+        )
+    if getattr(loss, "__module__", "").startswith("keras."):
+        return lambda outputs, targets: loss(targets, outputs)
+    return loss
+
+
+def _named(name: str) -> Any:
+    if name == "cross_entropy":
+        return lambda outputs, targets: tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs)
+    try:
+        function = tf.keras.losses.get(name)
+    except ValueError:
+        raise ModelError(
+            f"A loss's name is 'cross_entropy' (of logits and class indices) or one of Keras's. Got {name!r}. "
+            "Use one of these, a Keras loss, a function of (outputs, targets) or a lockstep.objective."
+        ) from None
+    return lambda outputs, targets: function(targets, outputs)

@@ -1,0 +1,46 @@
+"""TensorFlow's tensors and variables; only a variable can be written to."""
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def copy(array: Any, device: str) -> Any:
+    """A variable, trained where the original is."""
+    with tf.device(_device(device)):
+        return tf.Variable(tf.convert_to_tensor(array), trainable=getattr(array, "trainable", True))
+
+
+def cut(array: Any, start: int, stop: int, device: str) -> Any:
+    """A copy of some examples."""
+    with tf.device(_device(device)):
+        return tf.identity(array[start:stop])
+
+
+def check(array: Any) -> str:
+    """A symbolic tensor has no value yet."""
+    if tf.executing_eagerly():
+        return ""
+    return "a tensor inside of a tf.function. Call it outside, with what the function returns"
+
+
+def add(left: Any, right: Any) -> Any:
+    """TensorFlow's addition on the left tensor's device; sparse gradients are added as dense ones."""
+    with tf.device(left.device):
+        return tf.add(tf.convert_to_tensor(left), tf.convert_to_tensor(right))
+
+
+def write(value: Any, target: Any) -> Any:
+    """A variable in place; for a tensor a copy on its device."""
+    if isinstance(target, tf.Variable):
+        target.assign(value)
+        return target
+    with tf.device(target.device):
+        return tf.identity(value)
+
+
+def _device(name: str) -> str:
+    kind, _, index = name.partition(":")
+    found = tf.config.list_logical_devices(kind.upper())
+    # A name beyond the last is only given to CPUs, of which TensorFlow has one unless told.
+    return str(found[int(index) % len(found)].name)

@@ -1,0 +1,74 @@
+"""Programs: what TensorFlow trains, as a pure function of variables, one shard's batch and seeds.
+
+A program never writes to a variable. What a shard makes of running statistics it
+gives back, and the same program serves every replica: the variables are handed in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from lockstep.core.metrics import Column
+
+
+class Share(NamedTuple):
+    """A shard's part of the batch: its examples, its share as a tensor, and whether it is all there is."""
+
+    examples: int
+    part: Any
+    alone: bool
+
+
+class Copy(NamedTuple):
+    """The variables of one replica: those that are trained, and the running statistics."""
+
+    trained: Sequence[Any]
+    kept: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Term:
+    """The loss of one shard: what is differentiated, and what the sums get."""
+
+    root: Any
+    loss: Any
+    weight: Any
+    divided: Any = 0.0  # 1 where the loss is a sum and still has to be divided by the weight
+    kept: Sequence[Any] = ()  # the running statistics after this shard; those handed in where nothing changed
+    sums: Sequence[Any] = ()  # of the metrics, each a number or a vector
+    columns: Sequence[Column] = field(default=())
+
+
+class Program(Protocol):
+    """A model, its loss and its metrics; the optimizer is a Keras optimizer."""
+
+    optimizer: Any
+    room: int  # the most sums that its metrics give
+
+    @property
+    def num_seeds(self) -> int:
+        """How many seeds a shard draws from."""
+
+    def trained(self) -> dict[str, Any]:
+        """The script's own variables that the next update may change, by name."""
+
+    def kept(self) -> dict[str, Any]:
+        """The script's own running statistics, by name."""
+
+    def others(self) -> dict[str, Any]:
+        """The script's own variables that belong to the state and that no step changes, by name."""
+
+    def build(self, piece: Any) -> None:
+        """Called with a shard's batch, or its inputs alone, before the variables are asked for."""
+
+    def prepare(self, batch: Any) -> None:
+        """Called with a shard's batch before losses and metrics are computed from such batches."""
+
+    def term(self, own: Copy, batch: Any, share: Share, seeds: Any, training: bool) -> Term:
+        """The loss of one shard and its metrics."""
+
+    def outputs(self, own: Copy, inputs: Any, seeds: Any) -> Any:
+        """The outputs for one shard's inputs, without training."""
+
+    def dump(self) -> bytes:
+        """The recipe in one pickle."""

@@ -1,0 +1,57 @@
+"""Settings: what of TensorFlow's process-wide state can change bits.
+
+Whoever holds a variable has woken TensorFlow, and its threads can no longer be set.
+They are read, checked against what the run was given, and saved with it.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import tensorflow as tf
+from tensorflow.python.framework import config
+
+from lockstep.backends.base import Work
+from lockstep.errors import PlanError
+
+
+def num_threads() -> int:
+    """The threads among which TensorFlow divides one operation."""
+    chosen: int = tf.config.threading.get_intra_op_parallelism_threads()
+    return chosen or len(os.sched_getaffinity(0))
+
+
+def versions() -> Mapping[str, str]:
+    """TensorFlow's and Keras's versions, and the threads, which are part of the bits like a version."""
+    return {
+        "tensorflow": tf.__version__,
+        "keras": tf.keras.__version__,
+        "TensorFlow's intra-op threads": str(num_threads()),
+    }
+
+
+@contextmanager
+def computing(work: Work, exact: bool) -> Iterator[None]:
+    """Inside, operations have deterministic forms; afterwards the switch is where the script had it."""
+    if not exact:
+        yield
+        return
+    _check_threads(work)
+    before = config.is_op_determinism_enabled()
+    config.enable_op_determinism()
+    try:
+        yield
+    finally:
+        if not before:
+            config.disable_op_determinism()
+
+
+def _check_threads(work: Work) -> None:
+    """Refuses threads that were asked for and cannot be had any more."""
+    there = num_threads()
+    if work.threads not in (there, max(1, there // work.num_shards)):
+        raise PlanError(
+            f"TensorFlow's threads are set before it wakes, and a model in hand means that it is awake. Got "
+            f"threads={work.threads}; TensorFlow has {there}. Leave threads out, or begin the script with "
+            f"tf.config.threading.set_intra_op_parallelism_threads({work.threads})."
+        )

@@ -1,0 +1,183 @@
+"""Shards: one shard's forward and backward pass, and the leaf it leaves behind.
+
+Each is one TensorFlow function, traced for the shard's own shape and knowing nothing of
+the other shards or of the number of replicas: the graph that computes a shard, and with
+it Grappler's every choice, is the same whoever runs it. The variables are its arguments,
+so one trace serves every replica.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from lockstep.backends.base import Work
+from lockstep.backends.tensorflow import refusals
+from lockstep.backends.tensorflow.losses import double
+from lockstep.backends.tensorflow.nodes import accumulated
+from lockstep.backends.tensorflow.program import Copy, Program, Share
+from lockstep.core import seeds
+from lockstep.core.batches import count, leaves, transform
+from lockstep.core.metrics import DIVIDED, LOSS, WEIGHT, Column
+from lockstep.errors import LockstepError
+
+
+class Leaf(NamedTuple):
+    """What a shard gives: a gradient for every trained variable, the running statistics, and the sums."""
+
+    gradients: Sequence[Any]  # None where the loss does not depend on the variable
+    kept: Sequence[Any]  # None where nothing changed
+    sums: Any
+
+
+class Task(NamedTuple):
+    """A shard, ready to run on any replica."""
+
+    shard: int
+    run: Callable[[Copy], Any]
+
+
+class Shards:
+    """Traces and runs the shards of a program."""
+
+    def __init__(self, program: Program, exact: bool) -> None:
+        self._program = program
+        self._exact = exact
+        self._traces: dict[Any, Any] = {}
+        self.columns: Sequence[Column] = ()
+
+    def forget(self) -> None:
+        """Drops every trace, where the trained variables are other ones than before."""
+        self._traces = {}
+
+    def leaf(self, work: Work, shard: int, piece: Any, own: Copy) -> Task:
+        """The shard with its backward pass."""
+        return self._task(work, shard, piece, own, self._leaf)
+
+    def sums(self, work: Work, shard: int, piece: Any, own: Copy) -> Task:
+        """The shard's sums, without training."""
+        return self._task(work, shard, piece, own, self._sums)
+
+    def outputs(self, work: Work, shard: int, piece: Any, own: Copy) -> Task:
+        """The shard's outputs, without training."""
+        return self._task(work, shard, piece, own, self._outputs)
+
+    def _task(self, work: Work, shard: int, piece: Any, own: Copy, body: Any) -> Task:
+        examples = count(piece)
+        alone = work.num_shards == 1
+        tensors = [_tensor(value) for value in leaves(piece) if not _static(value)]
+        drawn = tf.convert_to_tensor(self._seeds(work, shard))
+        part = tf.constant(examples / work.num_examples, tf.float64)
+        key = (body.__name__, alone, repr(transform(piece, _signature)))
+        if key not in self._traces:
+            columns: list[Column] = []
+
+            def traced_body(variables: Any, given: Any, drawn: Any, part: Any) -> Any:
+                copy = Copy(variables[: len(own.trained)], variables[len(own.trained) :])
+                return body(copy, _rebuilt(piece, given), drawn, Share(examples, part, alone), columns)
+
+            traced = _trace(traced_body, ([*own.trained, *own.kept], tensors, drawn, part))
+            refusals.check_graph(traced.graph, self._exact)
+            self._traces[key] = traced, columns
+        traced, columns = self._traces[key]
+        if body != self._outputs:
+            self.columns = columns
+        return Task(shard, lambda copy: _ran(traced, copy, tensors, drawn, part, (work, shard)))
+
+    def _leaf(self, own: Copy, batch: Any, drawn: Any, share: Share, columns: list[Column]) -> Leaf:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(own.trained)
+            term = self._program.term(own, batch, share, drawn, training=True)
+            root = self._program.optimizer.scale_loss(term.root)
+        gradients = tape.gradient(root, own.trained)
+        columns[:] = term.columns
+        kept = [
+            None if after is before else _weighed(after, share)
+            for before, after in zip(own.kept, term.kept, strict=True)
+        ]
+        return Leaf([None if each is None else _dense(each) for each in gradients], kept, _vector(term))
+
+    def _sums(self, own: Copy, batch: Any, drawn: Any, share: Share, columns: list[Column]) -> Any:
+        term = self._program.term(own, batch, share._replace(alone=False), drawn, training=False)
+        columns[:] = term.columns
+        return _vector(term)
+
+    def _outputs(self, own: Copy, inputs: Any, drawn: Any, share: Share, columns: list[Column]) -> Any:
+        return self._program.outputs(own, inputs, drawn)
+
+    def _seeds(self, work: Work, shard: int) -> Any:
+        """A row of two numbers for every generator, out of (seed, step, shard) alone."""
+        first = seeds.shard(work.seed, work.step, shard)
+        rows = [seeds.derive("generator", first, index) for index in range(self._program.num_seeds)]
+        return np.array([[row & 0x7FFFFFFF, row >> 32] for row in rows], np.int32).reshape(-1, 2)
+
+
+def finished(leaf: Leaf) -> Leaf:
+    """The leaf on the host; a shard that weighs nothing gives exact zeros, also where the loss says NaN."""
+    sums = np.array(leaf.sums)
+    gradients = [None if each is None else np.asarray(each) for each in leaf.gradients]
+    if sums[DIVIDED] and not sums[WEIGHT]:
+        sums[LOSS] = 0.0
+        gradients = [None for _ in gradients]
+    return Leaf(gradients, [None if each is None else np.asarray(each) for each in leaf.kept], sums)
+
+
+def _trace(body: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    try:
+        return tf.function(body, autograph=False).get_concrete_function(*given)
+    except RuntimeError as error:
+        if "Random ops require a seed" in str(error):
+            raise refusals.draws("a random operation") from error
+        raise
+
+
+def _ran(traced: Any, copy: Copy, tensors: Any, drawn: Any, part: Any, place: tuple[Work, int]) -> Any:
+    try:
+        return traced([*copy.trained, *copy.kept], tensors, drawn, part)
+    except LockstepError:
+        raise
+    except Exception as error:
+        error.add_note(f"In shard {place[1]} of step {place[0].step}.")
+        raise
+
+
+def _static(value: Any) -> bool:
+    return value is None or isinstance(value, str | bool)
+
+
+def _signature(value: Any) -> Any:
+    if _static(value):
+        return value
+    if isinstance(value, np.ndarray):
+        return value.dtype.name, value.shape
+    tensor = _tensor(value)
+    return tensor.dtype.name, tuple(tensor.shape)
+
+
+def _tensor(value: Any) -> Any:
+    """A tensor in memory of its own that starts at a cache line."""
+    return tf.convert_to_tensor(value)
+
+
+def _rebuilt(piece: Any, tensors: Sequence[Any]) -> Any:
+    """The nest of `piece` with the tensors in their places."""
+    given = iter(tensors)
+    return transform(piece, lambda value: value if _static(value) else next(given))
+
+
+def _dense(gradient: Any) -> Any:
+    dense = tf.convert_to_tensor(gradient)
+    return tf.cast(dense, accumulated(dense))
+
+
+def _weighed(value: Any, share: Share) -> Any:
+    """A running statistic in the type in which it is added, in its shard's share; whole numbers stay as they are."""
+    value = tf.cast(value, accumulated(value))
+    return value if share.alone or not value.dtype.is_floating else value * tf.cast(share.part, value.dtype)
+
+
+def _vector(term: Any) -> Any:
+    """[loss, weight, divided, metric sums ...]"""
+    head = tf.stack([double(term.loss), double(term.weight), double(term.divided)])
+    return tf.concat([head, *(tf.reshape(double(each), (-1,)) for each in term.sums)], axis=0)

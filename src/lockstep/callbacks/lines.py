@@ -1,0 +1,64 @@
+"""Lines: two per epoch, in the words of Keras, and nothing that moves; what `fit(verbose=2)` shows."""
+
+from rich.text import Text
+
+from lockstep.callbacks.base import NO_LOGS, Logs
+from lockstep.callbacks.numerals import significant
+from lockstep.callbacks.progress import Progress
+from lockstep.callbacks.screen import Lines as Plain
+
+
+class Lines(Progress):
+    """An epoch's number, and after it its steps, its time and its numbers.
+
+    >>> from types import SimpleNamespace
+    >>> from lockstep.callbacks import Chain, History
+    >>> history = History(devices=("cpu:0",))
+    >>> trainer = SimpleNamespace(opening="1 device (cpu:0)", resumed="", history=history, breakdown=None)
+    >>> chain = Chain([Lines()], trainer, {"epochs": 2, "steps": 782, "batch_size": 64, "examples": 50_000})
+    >>> chain.on_train_begin()
+    1 device (cpu:0)
+    >>> chain.on_epoch_begin(0)
+    Epoch 1/2
+    >>> chain.on_train_batch_end(781)
+    >>> history.record(0, {"loss": 0.4123, "val_loss": 0.5}, seconds=5.2)
+    >>> chain.on_epoch_end(0, {"loss": 0.4123, "val_loss": 0.5})
+    782/782 - 5s - 7ms/step - loss: 0.4123 - val_loss: 0.5000
+    """
+
+    def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
+        self._greeted = False
+        self._screen = Plain(self._console)
+        self._greet()
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
+        super().on_epoch_begin(epoch)
+        if self._greeted:
+            self._screen.keep(Text(f"Epoch {epoch + 1}/{self.params['epochs']}"))
+
+    def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
+        steps = self._batch + 1
+        recorded = self._recorded(epoch)
+        seconds = self._own_seconds() if recorded is None else recorded
+        facts = [f"{steps}/{self.params.get('steps') or steps}", f"{seconds:.0f}s", f"{_short(seconds / steps)}/step"]
+        facts += [f"{name}: {significant(value)}" for name, value in logs.items()]
+        self._epoch = None
+        self._screen.keep(Text(" - ".join(facts)))
+
+    def _greet(self) -> None:
+        """The opening comes with the first batch, and the epoch's number after it."""
+        super()._greet()
+        if self._greeted and self._epoch is not None:
+            self._screen.keep(Text(f"Epoch {self._epoch + 1}/{self.params['epochs']}"))
+
+
+def _short(seconds: float) -> str:
+    """A time as Keras writes it.
+
+    >>> _short(2.4), _short(0.0068), _short(0.00042)
+    ('2s', '7ms', '420us')
+    """
+    for unit, per_second in (("s", 1), ("ms", 1e3)):
+        if seconds * per_second >= 1:
+            return f"{seconds * per_second:.0f}{unit}"
+    return f"{seconds * 1e6:.0f}us"

@@ -1,0 +1,173 @@
+"""What a Keras user expects, on whatever Keras runs on; `test_others.py` runs this file on JAX and on PyTorch."""
+
+import re
+
+import h5py  # noqa: F401  # Keras imports both while it works, and they set variables of the process
+import keras
+import numpy as np
+import pytest
+import tensorflow  # noqa: F401
+from keras import layers, ops
+
+import lockstep
+
+# Keras's own arrays, under numpy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+GENERATOR = np.random.Generator(np.random.PCG64(8))
+X = GENERATOR.standard_normal((40, 6)).astype("float32")
+Y = GENERATOR.integers(0, 3, 40)
+PLAIN = {"batch_size": 16, "shuffle": False, "verbose": 0}
+
+
+@pytest.fixture(autouse=True)
+def single_precision():
+    before = keras.config.floatx()
+    keras.config.set_floatx("float32")
+    yield
+    keras.config.set_floatx(before)
+
+
+def made(*middle, optimizer=None, **options):
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((6,)), *middle, layers.Dense(3, **options)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer or keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+def two_outputs():
+    keras.utils.set_random_seed(4)
+    start = keras.Input((6,))
+    outputs = {"kind": layers.Dense(3, name="kind")(start), "size": layers.Dense(1, name="size")(start)}
+    model = keras.Model(start, outputs)
+    kinds = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    losses, metrics = {"kind": kinds, "size": "mse"}, {"kind": ["accuracy"], "size": ["mae"]}
+    model.compile("sgd", losses, loss_weights={"kind": 1.0, "size": 0.3}, metrics=metrics)
+    return model
+
+
+class Batches(keras.utils.PyDataset):
+    """The batches of 16, by index."""
+
+    ended = 0
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        part = slice(16 * index, 16 * index + 16)
+        return X[part], Y[part]
+
+    def on_epoch_end(self):
+        self.ended += 1
+
+
+def near(found, expected):
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def regular():
+    keras.utils.set_random_seed(4)
+    return made(layers.Dense(8, activation="relu", kernel_regularizer="l2"), layers.BatchNormalization())
+
+
+# Keras averages the losses of several outputs over batches, however short: there all have one size.
+@pytest.mark.parametrize(
+    ("make", "data", "more"),
+    [
+        (regular, (X, Y), {}),
+        (made, (X, Y), {"class_weight": {0: 1.0, 1: 5.0, 2: 0.5}}),
+        (two_outputs, (X[:32], {"kind": Y[:32], "size": X[:32, :1]}), {}),
+    ],
+    ids=["regularized and normalized", "class weights", "two outputs"],
+)
+def test_one_device_and_one_shard_is_plain_fit(make, data, more):
+    plain, own = make(), make()
+    expected = plain.fit(*data, epochs=2, validation_data=data, **PLAIN, **more)
+    with lockstep.wrap(own, devices=1, shards=1) as trainer:
+        found = trainer.fit(data, epochs=2, validation_data=data, **PLAIN, **more)
+    near(found.history, expected.history)
+    for one, other in zip(own.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_regularization_counts_once_whatever_the_shards():
+    model = made(layers.Dense(8, kernel_regularizer="l2"))
+    plain = model.test_on_batch(X, Y, return_dict=True)["loss"]
+    assert all(ops.convert_to_numpy(each) > 1e-3 for each in model.losses)
+    with lockstep.wrap(model, devices=1, shards=4) as trainer:
+        assert trainer.evaluate((X, Y), batch_size=40)["loss"] == pytest.approx(plain, rel=1e-5)
+        assert trainer.step((X, Y))["loss"] == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.parametrize(("option", "longest"), [("global_clipnorm", 1e-3), ("clipnorm", 2**0.5 * 1e-3)])
+def test_clipping_sees_the_reduced_gradient(option, longest):
+    model = made(optimizer=keras.optimizers.SGD(1.0, **{option: 1e-3}))
+    before = model.get_weights()
+    with lockstep.wrap(model, devices=1, shards=4) as trainer:
+        trainer.step((X, Y))
+    moved = sum(((one - other) ** 2).sum() for one, other in zip(before, model.get_weights(), strict=True)) ** 0.5
+    assert moved == pytest.approx(longest, rel=1e-3)
+
+
+def test_short_floats_and_frozen_layers_and_a_plain_file_of_it(tmp_path):
+    frozen = layers.Dense(8, dtype=keras.DTypePolicy("mixed_bfloat16"))
+    frozen.trainable = False
+    model = made(frozen, layers.Dropout(0.4), layers.BatchNormalization())
+    before = frozen.get_weights()[0]
+    with lockstep.wrap(model, devices=1, shards=4) as trainer:
+        assert trainer.model is model
+        trainer.step((X, Y))
+        assert np.array_equal(frozen.get_weights()[0], before)
+        assert int(ops.convert_to_numpy(model.optimizer.iterations.value)) == 1
+        model.save(tmp_path / "x.keras")
+        again = keras.models.load_model(tmp_path / "x.keras")
+        np.testing.assert_allclose(again.predict(X, verbose=0), trainer.predict(X), rtol=1e-5, atol=1e-6)
+
+
+class Writing(keras.callbacks.Callback):
+    """A callback that sets every weight to 1 after the first epoch."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        assert self.params["epochs"] == 5
+        if epoch == 0:
+            self.model.set_weights([np.ones_like(weight) for weight in self.model.get_weights()])
+
+
+def test_a_run_goes_on_from_the_newest_checkpoint_with_keras_callbacks(tmp_path, capsys):
+    def fitted(epochs, folder, callbacks=(), verbose=0):
+        with lockstep.wrap(made(layers.Dropout(0.3)), devices=1, shards=4) as trainer:
+            where = str(tmp_path / folder)
+            options = {"batch_size": 16, "checkpoint": where, "verbose": verbose, "callbacks": list(callbacks)}
+            history = trainer.fit((X, Y), epochs=epochs, **options)
+            return trainer.digest(), history, trainer.learning_rates[0]
+
+    whole, *_ = fitted(2, "whole")
+    fitted(1, "parts")
+    again, *_ = fitted(2, "parts", verbose=2)
+    assert again == whole
+    line = r"Epoch 2/2\n3/3 - \d+s - \d+(s|ms|us)/step - loss: [\d.]+ - accuracy: [\d.]+\n"
+    assert re.search(line, capsys.readouterr().out)
+
+    stopping = keras.callbacks.EarlyStopping("loss", min_delta=100.0, patience=3, restore_best_weights=True)
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.1, min_delta=100.0, patience=1)
+    written, history, rate = fitted(5, "stopped", [stopping, plateau, Writing()])
+    assert len(history.epoch) == 4
+    assert rate == pytest.approx(1e-5)
+    assert history.history["loss"][1] == pytest.approx(np.log(3), abs=0.02)  # of equal weights
+    assert written != whole
+
+
+def test_batches_by_index():
+    data = Batches()
+
+    def digest(given):
+        with lockstep.wrap(made(), devices=1, shards=4) as trainer:
+            trainer.fit(given, epochs=2, **PLAIN)
+            return trainer.digest()
+
+    assert digest(data) == digest((X, Y))
+    assert data.ended == 1

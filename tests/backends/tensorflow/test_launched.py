@@ -1,0 +1,92 @@
+"""Two processes, launched by torchrun or as a job of MultiWorkerMirroredStrategy's: one world, one process's bits."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+import tensorflow as tf
+
+from backends.tensorflow import launched
+
+TESTS = Path(__file__).parents[2]
+COUNT = 2
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+def by_torchrun():
+    """The variables that torchrun sets."""
+    shared = {"WORLD_SIZE": COUNT, "LOCAL_WORLD_SIZE": COUNT, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+    return [{**shared, "RANK": index, "LOCAL_RANK": index} for index in range(COUNT)]
+
+
+def by_tf_config():
+    """The variable of TensorFlow's multi-worker jobs."""
+    workers = [f"localhost:{free_port()}" for _ in range(COUNT)]
+    tasks = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}} for index in range(COUNT)]
+    return [{"TF_CONFIG": json.dumps(task)} for task in tasks]
+
+
+def started(variables, *before):
+    source = Path(importlib.util.find_spec("lockstep").origin).parents[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{source}:{TESTS}",
+        **{name: str(value) for name, value in variables.items()},
+    }
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    code = "; ".join([*before, "from backends.tensorflow.launched import main", f"main({threads})"])
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    before = keras.config.floatx()
+    keras.config.set_floatx("float32")
+    yield launched.found()
+    keras.config.set_floatx(before)
+
+
+@pytest.mark.parametrize("launcher", [by_torchrun, by_tf_config])
+def test_two_processes_give_the_bits_of_one(launcher, alone):
+    processes = [started(variables) for variables in launcher()]
+    outcomes = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0] * COUNT, outcomes[0][1][-3000:]
+    told = json.loads(next(line for line in outcomes[0][0].splitlines() if line.startswith("[")))
+    assert [entry[0] for entry in told[2::3]] == [COUNT] * 2
+    for entry in told[2::3]:
+        entry[0] = 1  # the number of devices alone may differ
+    assert told == alone
+
+
+class NoTorch:
+    """An importer that finds no torch."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError(name)
+
+
+def test_without_torch_it_says_what_to_install():
+    blocking = [
+        "import sys",
+        "from backends.tensorflow.test_launched import NoTorch",
+        "sys.meta_path.insert(0, NoTorch)",
+    ]
+    process = started(by_tf_config()[1], *blocking)
+    _, errors = process.communicate()
+    assert process.returncode
+    assert "Processes that were launched together meet through torch.distributed, which is not installed" in errors
+    assert 'pip install "lockstep-train[torch]"' in errors

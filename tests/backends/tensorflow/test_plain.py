@@ -1,0 +1,181 @@
+"""Plain TensorFlow: what is refused, and what the data sets give."""
+
+import contextlib
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import lockstep
+from lockstep.backends import tensorflow as module
+from lockstep.backends.base import Recipe, Work
+from lockstep.backends.tensorflow import abreast, settings, sources
+from lockstep.core.options import Options
+from lockstep.errors import BatchError, ExactError, ModelError, OptimizerError
+
+X = np.random.Generator(np.random.PCG64(1)).standard_normal((20, 4)).astype("float32")
+Y = np.arange(20) % 3
+
+
+def variables():
+    return tf.Variable(np.ones((4, 3), "float32")), tf.Variable(np.zeros(3, "float32"))
+
+
+def wrapped(function, held, **options):
+    return lockstep.wrap((function, list(held)), keras.optimizers.SGD(0.1), "cross_entropy", shards=2, **options)
+
+
+def test_a_function_that_draws_from_a_generator_that_remembers():
+    w, b = variables()
+    with (
+        wrapped(lambda x: tf.nn.dropout(x @ w + b, 0.5, seed=1), (w, b)) as trainer,
+        pytest.raises(ExactError, match=r"(?s)A shard draws from its own seed alone.*stateless_dropout"),
+    ):
+        trainer.step((X, Y))
+
+
+def test_a_function_that_writes_to_its_variables():
+    w, b = variables()
+
+    def net(x):
+        b.assign_add(tf.ones(3))
+        return x @ w + b
+
+    with (
+        wrapped(net, (w, b)) as trainer,
+        pytest.raises(ModelError, match="A function reads its variables, and the step writes them"),
+    ):
+        trainer.step((X, Y))
+    assert not b.numpy().any()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_variable_without_gradient_stays_and_the_script_s_writes_count(devices):
+    w, b = tf.Variable(X[:4, :3] * 5), variables()[1]
+    unused = tf.Variable(np.ones(2, "float32"))
+    with wrapped(lambda x: x @ w + b, (w, b, unused), devices=devices) as trainer:
+        trainer.step((X, Y))
+        w.assign(tf.ones_like(w))
+        b.assign(tf.zeros_like(b))
+        again = trainer.step((X, Y))["loss"]
+    assert again == pytest.approx(np.log(3), rel=1e-5)
+    assert unused.numpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "error", "message"),
+    [
+        ("function", "sgd", OptimizerError, "TensorFlow's variables go with a Keras optimizer. Got str"),
+        ("frozen", None, ModelError, "Training needs a variable to train. Got 1, none trainable"),
+        ("mixed", None, ModelError, "A model of plain TensorFlow is .function, .tf.Variable"),
+    ],
+)
+def test_what_cannot_be_trained(model, optimizer, error, message):
+    w, b = variables()
+    models = {
+        "function": (lambda x: x @ w + b, [w, b]),
+        "frozen": (lambda x: x, [tf.Variable(1.0, trainable=False)]),
+        "mixed": (lambda x: x, [w, 3]),
+    }
+    with pytest.raises(error, match=message):
+        lockstep.wrap(models[model], optimizer or keras.optimizers.SGD(0.1), "cross_entropy")
+
+
+DATA = tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+@pytest.mark.parametrize(
+    ("data", "batch_size", "steps", "endless"),
+    [
+        (DATA, 6, 4, False),
+        (DATA.batch(8), 8, 3, False),
+        (DATA.batch(8).map(lambda x, y: (x, y)).prefetch(1), 8, 3, False),
+        (DATA.batch(8, drop_remainder=True), 8, 2, False),
+        (DATA.batch(8).repeat(), 8, None, True),
+        (DATA.batch(8).unbatch(), 6, None, False),
+    ],
+)
+def test_data_sets_batched_or_not(data, batch_size, steps, endless):
+    source = sources.of(data, 6, True, 0)
+    assert (source.batch_size, source.num_steps, source.endless) == (batch_size, steps, endless)
+    first = next(source.epoch(0))
+    assert [len(part) for part in first] == [batch_size] * 2
+    assert all(isinstance(part, np.ndarray) for part in first)
+
+
+def labels(batches):
+    return [batch[1].tolist() for batch in batches]
+
+
+def test_a_data_set_that_reshuffles_comes_to_the_same_epoch_again():
+    def source():
+        return sources.of(DATA.shuffle(20, seed=5).batch(8), 8, True, 0)
+
+    whole = source()
+    epochs = [labels(whole.epoch(index)) for index in range(3)]
+    assert epochs[0] != epochs[1]
+    assert labels(source().epoch(2, start=1)) == epochs[2][1:]
+
+
+def test_a_data_set_without_seed_cannot_be_taken_up():
+    tf.random.set_seed(None)
+    source = sources.of(DATA.shuffle(20).batch(8), 8, True, 0)
+    assert len(labels(source.epoch(0))) == 3
+    assert len(labels(source.epoch(1))) == 3
+    with pytest.raises(ExactError, match=r"another order for each of its readers.*seed=0"):
+        sources.of(DATA.shuffle(20).batch(8), 8, True, 0).epoch(0, start=2)
+
+
+def test_elements_of_unknown_rank():
+    data = tf.data.Dataset.from_generator(lambda: iter([1.0]), output_signature=tf.TensorSpec(None))
+    with pytest.raises(BatchError, match="A data set says which axis counts the examples"):
+        sources.of(data, 8, True, 0)
+
+
+def test_an_error_in_one_replica_ends_them_all():
+    def compute(replica, item):
+        if item == 7:
+            raise ValueError("seven")
+        return item
+
+    with pytest.raises(ValueError, match="seven"):
+        list(abreast.run({0: list(range(100)), 1: [7, 8]}, compute, placed))
+    with contextlib.closing(abreast.run({0: [1], 1: [2]}, compute, placed)) as left_early:
+        assert next(left_early) in {(1, 1), (2, 2)}
+    assert sorted(abreast.run({0: [1, 2], 1: [3]}, compute, placed)) == [(1, 1), (2, 2), (3, 3)]
+
+
+def placed(item, result):
+    return result
+
+
+def test_a_result_is_placed_only_after_the_one_before_was_used():
+    place = []  # of replica 1
+    for item, _ in abreast.run({0: [0], 1: [1, 2, 3]}, lambda *given: None, lambda item, _: place.append(item)):
+        time.sleep(0.02)
+        if item:
+            assert [other for other in place if other] == [item]
+            place.clear()
+
+
+def test_replicas_on_other_devices_have_the_script_s_values():
+    """Without a GPU TensorFlow puts both on the CPU; the variables are two all the same."""
+    w, b = variables()
+    recipe = Recipe((lambda x: x @ w + b, [w, b]), keras.optimizers.SGD(0.1), "cross_entropy", (), Options())
+    backend = module.open(recipe, ["gpu:0", "gpu:1"])
+    w.assign(X[:4, :3])
+
+    def leaves():
+        pieces = {0: {0: (X[:10], Y[:10])}, 1: {1: (X[:10], Y[:10])}}
+        task = Work(pieces, 20, 2, tf.config.threading.get_intra_op_parallelism_threads() or 1, 0, 0)
+        into = {shard: backend.node(backend.layout("step"), None) for shard in (0, 1)}
+        with settings.computing(task, exact=False):
+            return [node["float32"].tobytes() for _, node in sorted(backend.leaves(task, into))]
+
+    first = leaves()
+    w.assign(X[4:8, :3])
+    second = leaves()
+    assert first[0] == first[1] != second[0] == second[1]
+    assert len({id(copy) for copy in backend._copies}) == 2

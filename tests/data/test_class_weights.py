@@ -1,0 +1,69 @@
+"""Class weights are example weights, whatever the data; and what is no class is refused."""
+
+import numpy as np
+import pytest
+
+import lockstep
+from lockstep.backends.numpy import SGD, Dense
+from lockstep.data import arrays, stream
+from lockstep.data.class_weights import ClassWeights
+from lockstep.errors import BatchError
+
+X = np.random.Generator(np.random.PCG64(0)).standard_normal((11, 4))
+Y = np.arange(11) % 3
+WEIGHTS = {0: 0.5, np.int64(1): 2.0, 2: 7}
+EACH = np.array([0.5, 2.0, 7.0])[Y]
+
+
+def digest(data, class_weight=None, devices=1):
+    with lockstep.wrap(Dense([4, 3], seed=1), SGD(0.5), "cross_entropy", devices=devices, shards=4) as trainer:
+        trainer.fit(data, epochs=2, batch_size=4, shuffle=False, class_weight=class_weight, verbose=0)
+        return trainer.digest()
+
+
+def batches(*parts):
+    return [tuple(part[start : start + 4] for part in parts) for start in (0, 4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("data", "weighted"),
+    [
+        ((X, Y), (X, Y, EACH)),
+        ((X, Y, EACH), (X, Y, EACH * EACH)),
+        (arrays(X, Y), (X, Y, EACH)),
+        (stream(list(zip(X, Y, strict=True))), (X, Y, EACH)),
+        (batches(X, Y), (X, Y, EACH)),
+    ],
+    ids=["arrays", "arrays with weights", "a pipeline", "a stream", "batches"],
+)
+def test_they_are_example_weights(data, weighted):
+    expected = digest(weighted)
+    assert digest(data, WEIGHTS) == expected
+    assert digest(data) != expected
+
+
+def test_workers_read_them_too():
+    assert digest(arrays(X, Y).map(lambda x, y: (x, y)), WEIGHTS, devices=2) == digest((X, Y, EACH))
+
+
+@pytest.mark.parametrize("targets", [Y, Y[:, None], Y.astype("float32"), np.eye(3)[Y]])
+def test_a_class_is_a_whole_number_or_a_single_one(targets):
+    assert ClassWeights(WEIGHTS)(X, targets)[2].tolist() == EACH.tolist()
+
+
+@pytest.mark.parametrize(
+    ("weights", "batch", "message"),
+    [
+        ([1.0, 2.0], (X, Y), "class_weight gives every class its weight. Got .1.0, 2.0."),
+        ({}, (X, Y), "class_weight gives every class its weight. Got {}"),
+        ({0: 1.0, 2: 1.0}, (X, Y), "a weight for every class. Got a target of class 1; there are weights for 0, 2"),
+        (WEIGHTS, (X, {"a": Y, "b": Y}), "class_weight is for a model with one output. Got targets {'a'"),
+        (WEIGHTS, (X, np.full((11, 3), 1 / 3)), "targets that are one class each.*Got odds"),
+        (WEIGHTS, (X, Y + 0.5), "targets that are one class each.*Got odds"),
+        (WEIGHTS, (X, np.stack([Y, Y], 1)), "targets that are one class each.*several values per example"),
+        (WEIGHTS, (X,), "class_weight looks at the targets of .inputs, targets."),
+    ],
+)
+def test_what_has_no_class(weights, batch, message):
+    with pytest.raises(BatchError, match=message):
+        ClassWeights(weights)(*batch)
