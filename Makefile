@@ -1,48 +1,68 @@
 # Everything runs in .venv, built from pyproject.toml and constraints.txt. A stamp in .venv carries a
 # checksum of the two in its name, so an unchanged pair installs nothing, whatever the files' times say.
+# MXNet needs an older NumPy than the others and has .venv-mxnet, with constraints and a stamp of its own.
 
 PYTHON ?= python3
 BIN    := .venv/bin
 PINS   := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 FULL   := .venv/full-$(PINS)
 SMALL  := .venv/small-$(PINS)
+MXNET  := .venv-mxnet/full-$(shell cat pyproject.toml constraints-mxnet.txt | cksum | cut -d ' ' -f 1)
 
-.PHONY: help setup demo check format test test-torch bench clean
+# As much in MXNet's environment as shows that the core does with NumPy 1.23.
+NUMPY := $(addprefix src/lockstep/,core data checkpoint backends/numpy)
+NUMPY += $(filter-out %/test_bfloat.py %/test_generators.py,$(wildcard tests/core/test_*.py)) # these two need torch
+NUMPY += $(patsubst %,tests/data/test_%.py,bases order pipeline)
+NUMPY += $(patsubst %,tests/checkpoint/test_%.py,arrays plain store)
+
+.PHONY: help setup demo check format test test-torch test-jax test-tensorflow test-mxnet bench chapters clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup: $(FULL) ## build .venv: every framework, plots, and the tools of development
+setup: $(FULL) $(MXNET) ## build .venv (torch, jax, tensorflow, plots, the tools of development) and .venv-mxnet
 
 demo: $(or $(wildcard $(FULL)),$(SMALL)) ## train digits on 1, 2 and 3 replicas and compare the digests
 	$(BIN)/lockstep demo
 
-check: setup ## format, lint, types
+check: $(FULL) ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: setup ## format and sort imports
+format: $(FULL) ## format and sort imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: check ## check, then every test and doctest of every framework, then the parity matrices
-	$(MAKE) --jobs 2 --output-sync=target --no-print-directory test-torch test-jax
+test: check setup ## check, then every test and doctest of every framework, with the parity matrices
+	$(MAKE) --jobs 2 --output-sync=target --no-print-directory test-torch test-tensorflow test-jax test-mxnet
 
-test-torch: setup # and all that knows no framework
+test-torch: $(FULL) # and all that knows no framework
 	$(BIN)/pytest --doctest-modules src tests
 
-# A framework's own tests run in a process of their own: threads, devices and types are set once per process.
-test-%: setup
-	LOCKSTEP_BACKENDS=numpy,$* $(BIN)/pytest --doctest-modules src/lockstep/backends/$* \
-	    tests/backends/test_contract.py tests/backends/$* tests/parity/test_$*.py
+# Another framework's tests run in a process of their own: threads, devices and types are set once per process.
+ALL := $(addprefix tests/,backends/test_contract.py backends/test_copies.py primitives examples/test_chapters.py)
+OWN  = src/lockstep/backends/$1 tests/backends/$1 tests/parity/test_$1.py
 
-bench: setup ## measure against DDP on this machine
+test-jax: $(FULL)
+	LOCKSTEP_BACKENDS=numpy,jax $(BIN)/pytest --doctest-modules $(ALL) $(call OWN,jax)
+
+test-tensorflow: $(FULL)
+	LOCKSTEP_BACKENDS=numpy,tensorflow,keras $(BIN)/pytest --doctest-modules $(ALL) $(call OWN,tensorflow) $(call OWN,keras)
+
+test-mxnet: $(MXNET)
+	LOCKSTEP_BACKENDS=numpy,mxnet .venv-mxnet/bin/pytest --doctest-modules $(ALL) $(call OWN,mxnet) $(NUMPY)
+
+bench: $(FULL) ## measure against DDP on this machine
 	$(BIN)/python benchmarks/bench.py
 
-clean: ## remove .venv and every cache
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+chapters: setup ## run the multi-device chapters in full and write docs/chapters.md
+	$(BIN)/python benchmarks/chapters.py
+	.venv-mxnet/bin/python -W ignore benchmarks/chapters.py
+
+clean: ## remove .venv, .venv-mxnet and every cache
+	rm -rf .venv .venv-mxnet .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(FULL): EXTRAS := torch,jax,tensorflow-cpu,plot,tensorboard,dev
@@ -51,4 +71,15 @@ $(FULL) $(SMALL):
 	$(PYTHON) -m venv .venv
 	rm -f .venv/full-* .venv/small-*
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	touch $@
+
+$(MXNET):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	{ echo 'MXNet 1.9.1 and its NumPy 1.23.5 need Python 3.11. Use make $(MAKECMDGOALS) PYTHON=python3.11.' >&2; exit 1; }
+	$(PYTHON) -m venv .venv-mxnet
+	rm -f .venv-mxnet/full-*
+	PIP_CONSTRAINT=constraints-mxnet.txt .venv-mxnet/bin/pip install --quiet --disable-pip-version-check \
+	    --editable '.[mxnet,plot,test]'
+	@.venv-mxnet/bin/python -W ignore -c 'import mxnet' || \
+	{ echo 'MXNet does not import. Where the line above names a missing library: apt-get install libgomp1 libquadmath0.' >&2; exit 1; }
 	touch $@

@@ -9,12 +9,13 @@ import numpy as np
 
 from lockstep import fitting, forward, snapshots, verification
 from lockstep.backends.base import Array, Backend, Recipe, State, Work
-from lockstep.callbacks import Callback, History
+from lockstep.callbacks import History
 from lockstep.checkpoint import Checkpoint, Snapshot, find, write
 from lockstep.core import batches, digest, plan
 from lockstep.core.breakdown import Breakdown
 from lockstep.core.metrics import Sums
 from lockstep.data import source
+from lockstep.data.class_weights import weighed
 from lockstep.devices import is_cpu
 from lockstep.errors import BatchError, OptimizerError, StateError
 from lockstep.logs import Logs
@@ -72,7 +73,8 @@ class Trainer:
         shuffle: bool = True,
         steps_per_epoch: int | None = None,
         validation_data: Any = None,
-        callbacks: Sequence[Callback] = (),
+        class_weight: Mapping[int, float] | None = None,
+        callbacks: Sequence[Any] = (),
         checkpoint: str | PathLike[str] | Checkpoint | None = None,
         verbose: int = 1,
     ) -> History:
@@ -80,13 +82,18 @@ class Trainer:
 
         `data` is `(inputs, targets)`, a nest of arrays, a data set, a loader or an
         iterable of batches. `batch_size` is the whole batch across all devices.
+        `class_weight` gives the examples of each class their weight.
         `checkpoint` names a folder: the run is saved there as it goes, and goes on
         from there, exactly, where the folder holds one; `epochs` is then the total.
         """
         if extra:
             raise BatchError(f"fit takes one data argument. Got {1 + len(extra)}. Use fit((x, y), ...).")
         asked = fitting.Asked(epochs, steps_per_epoch, validation_data, callbacks, checkpoint, verbose)
-        return fitting.fit(self, lambda: self._source(data, batch_size, shuffle), asked)
+
+        def read() -> source.Source:
+            return weighed(self._source(data, batch_size, shuffle), class_weight, self._backend.host)
+
+        return fitting.fit(self, read, asked)
 
     def step(self, batch: Any) -> Logs:
         """Trains on one batch: one batch in, one update out."""
@@ -181,6 +188,14 @@ class Trainer:
         """A copy of every array of the state, by name: the model's, the optimizer's and the rest."""
         return self._backend.state()
 
+    def copies(self, name: str) -> list[Array]:
+        """One array of the state as it lies on each device, in the devices' order."""
+        if name not in (there := self._backend.state()):
+            raise StateError(f"The state has its arrays by name. Got {name!r}. Name one of {', '.join(there)}.")
+        shards = max(len(self.devices), self._num_shards(1))
+        works, _ = self._works((np.zeros(shards), name), self._run.step, shards)  # a word goes to every shard
+        return [copy for _, copy in sorted(self._gathered("copies", works).items())]
+
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state of this model and optimizer."""
         self._backend.load(state)
@@ -236,6 +251,9 @@ class Trainer:
     def _everyone(self, method: str) -> dict[int, Any]:
         """What every replica answers to a question without a batch."""
         works, _ = self._works(np.zeros(1), self._run.step, self._num_shards(1))
+        return self._gathered(method, works)
+
+    def _gathered(self, method: str, works: list[Work]) -> dict[int, Any]:
         return {replica: value for part in self._team.gather(method, works) for replica, value in part.items()}
 
     @property

@@ -8,6 +8,7 @@ from lockstep.backends import choose
 from lockstep.backends.base import Backend, Module, Recipe
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
+from lockstep.errors import LaunchError
 from lockstep.launch import environment, memory
 from lockstep.run import Run
 from lockstep.trainer import Trainer
@@ -67,6 +68,12 @@ def wrap(
 
 def _joined(recipe: Recipe, run: Run, module: Module, devices: Any) -> Trainer:
     """The trainer of a process that somebody else launched: one device, and the others over the wire."""
+    if not module.joins:
+        raise LaunchError(
+            "This framework drives all devices from one process and meets no others. Got a process that was launched "
+            f"among several ({environment.signs() or 'a process group'}). Start the script with python alone, or unset "
+            "these."
+        )
     device = join.device(module.available(), devices)
     backend = _open(module, recipe, [device])
     wire = join.wire(not names.is_cpu(device))

@@ -86,7 +86,7 @@ def test_devices_on_a_platform_without_workers(monkeypatch):
 def test_a_framework_that_is_none(command, framework):
     result = lockstep(command, "--framework", framework)
     assert result.exit_code == 2
-    assert f"Lockstep trains with torch, jax. Got {framework!r}. Name one of these." in result.stderr
+    assert f"Lockstep trains with torch, jax, tensorflow, mxnet. Got {framework!r}. Name one of these." in result.stderr
 
 
 @pytest.mark.parametrize("command", ["demo", "verify"])

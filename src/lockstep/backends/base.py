@@ -133,6 +133,9 @@ class Backend(Protocol):
     def state(self) -> State:
         """Parameters, buffers and optimizer slots, by name."""
 
+    def copies(self, name: str) -> list[Array]:
+        """One array of the state as each replica of this process sees it; the same one where they share it."""
+
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""
 
@@ -171,6 +174,8 @@ class Backend(Protocol):
 
 class Module(Protocol):
     """What a backend's module offers: its devices, and a backend over some of them."""
+
+    joins: bool  # whether processes that somebody else launched can train together
 
     def available(self) -> list[str]:
         """The accelerators of this host; empty where there is only the CPU."""

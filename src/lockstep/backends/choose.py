@@ -8,16 +8,29 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, cast
 
+from lockstep.backends.arrays import Arrays
 from lockstep.backends.base import Module
 from lockstep.errors import ModelError
 
 _HOMES = {
+    "keras": "lockstep.backends.keras",
+    "tensorflow": "lockstep.backends.tensorflow",
     "torch": "lockstep.backends.torch",
     "flax": "lockstep.backends.jax",
     "jax": "lockstep.backends.jax",
     "jaxlib": "lockstep.backends.jax",
     "lockstep.backends.jax": "lockstep.backends.jax",
+    "mxnet": "lockstep.backends.mxnet",
     "lockstep.backends.numpy": "lockstep.backends.numpy",
+}
+
+_ARRAYS = {
+    "numpy": "lockstep.backends.numpy",
+    "torch": "lockstep.backends.torch",
+    "jax": "lockstep.backends.jax",
+    "jaxlib": "lockstep.backends.jax",
+    "tensorflow": "lockstep.backends.tensorflow",
+    "mxnet": "lockstep.backends.mxnet",
 }
 
 
@@ -28,14 +41,32 @@ def name_of(model: Any) -> str:
     >>> name_of(Dense([4, 3], seed=0))
     'lockstep.backends.numpy'
     """
-    for kind in type(_telling(model)).__mro__:
-        for home, name in _HOMES.items():
-            if kind.__module__ == home or kind.__module__.startswith(home + "."):
-                return name
+    name = _found(_telling(model), _HOMES)
+    if name is not None:
+        return name
     raise ModelError(
-        "A model is a torch.nn.Module, a flax module, a TrainState or (apply, variables). "
+        "A model is a torch.nn.Module, a Keras model, a flax module, a TrainState, a gluon.Block or "
+        "(function, variables). "
         f"Got {type(model).__module__}.{type(model).__name__}. Give lockstep.wrap the model itself."
     )
+
+
+def home_of(array: Any) -> str | None:
+    """The name of the backend's module for this array; None for what is no array.
+
+    >>> import numpy
+    >>> home_of(numpy.ones(2)), home_of("text")
+    ('lockstep.backends.numpy', None)
+    """
+    return _found(array, _ARRAYS) if hasattr(array, "shape") else None
+
+
+def _found(value: Any, homes: Mapping[str, str]) -> str | None:
+    for kind in type(value).__mro__:
+        for home, name in homes.items():
+            if kind.__module__ == home or kind.__module__.startswith(home + "."):
+                return name
+    return None
 
 
 def _telling(model: Any) -> Any:
@@ -54,3 +85,8 @@ def _telling(model: Any) -> Any:
 def module(name: str) -> Module:
     """The backend's module, imported now."""
     return cast(Module, importlib.import_module(name))
+
+
+def arrays(name: str) -> Arrays:
+    """What the backend does to its framework's arrays, imported now."""
+    return cast(Arrays, importlib.import_module(f"{name}.primitives"))

@@ -13,7 +13,9 @@ from lockstep.cli import devices as hardware
 from lockstep.cli import verify as verification
 from lockstep.errors import DivergedError, LockstepError
 
-Framework = Annotated[str | None, typer.Option(help="torch or jax; without it, the first that is installed.")]
+Framework = Annotated[
+    str | None, typer.Option(help="torch, jax, tensorflow or mxnet; without it, the first that is installed.")
+]
 DIFFERENT, UNUSABLE = 1, 2  # exit codes: bits differ; the command could not do its work
 
 app = typer.Typer(

@@ -16,7 +16,12 @@ from lockstep.devices import resolve
 from lockstep.errors import MissingExtra, ModelError, PlatformError
 from lockstep.launch.workers import require_linux
 
-PACKAGES = {"torch": ("torch",), "jax": ("jax", "flax", "optax")}
+PACKAGES = {
+    "torch": ("torch",),
+    "jax": ("jax", "flax", "optax"),
+    "tensorflow": ("tensorflow", "keras"),
+    "mxnet": ("mxnet",),
+}
 """What must be installed for every framework that Lockstep trains with."""
 
 

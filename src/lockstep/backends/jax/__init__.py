@@ -12,6 +12,8 @@ from lockstep.backends.jax.criteria import CrossEntropy, SquaredError
 
 __all__ = ["CrossEntropy", "JaxBackend", "SquaredError"]
 
+joins = True
+
 
 def available() -> list[str]:
     """The GPUs or TPUs of this process."""

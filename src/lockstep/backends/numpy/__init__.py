@@ -8,6 +8,8 @@ from lockstep.backends.numpy.network import SGD, CrossEntropy, Dense, SquaredErr
 
 __all__ = ["SGD", "CrossEntropy", "Dense", "NumpyBackend", "SquaredError"]
 
+joins = True
+
 
 def available() -> list[str]:
     """numpy has only the CPU."""

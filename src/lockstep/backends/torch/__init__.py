@@ -7,6 +7,8 @@ import torch
 from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.torch.backend import TorchBackend
 
+joins = True
+
 
 def available() -> list[str]:
     """The GPUs of this host."""
