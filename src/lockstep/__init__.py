@@ -21,6 +21,7 @@ from lockstep.checkpoint import Checkpoint, load_arrays
 from lockstep.core.metrics import Metric
 from lockstep.core.objective import objective
 from lockstep.errors import LockstepError
+from lockstep.primitives import allreduce, replicate, split
 from lockstep.trainer import Trainer
 from lockstep.wrap import wrap
 
@@ -39,9 +40,12 @@ __all__ = [
     "ReduceLROnPlateau",
     "TensorBoard",
     "Trainer",
+    "allreduce",
     "data",
     "load_arrays",
     "objective",
+    "replicate",
+    "split",
     "wrap",
 ]
 __version__ = "0.1.0"

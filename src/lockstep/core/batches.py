@@ -113,7 +113,9 @@ def count(batch: Any) -> int:
     """
     if isinstance(batch, Rows):
         return len(batch)
-    lengths = [len(value) for value in leaves(batch) if is_array(value) or isinstance(value, list)]
+    counted = [value for value in leaves(batch) if is_array(value) or isinstance(value, list)]
+    # TensorFlow's variables have a shape and no len.
+    lengths = [len(value) if isinstance(value, list) else int(value.shape[0]) for value in counted]
     if not lengths:
         raise BatchError(
             f"A batch holds at least one array whose first axis counts the examples. Got {describe(batch)}. "

@@ -16,7 +16,7 @@ from lockstep.core.metrics import DIVIDED, WEIGHT, Sums
 from lockstep.errors import NonFiniteError, PeerFailed
 
 if TYPE_CHECKING:
-    from lockstep.backends.base import Backend, Node, Work
+    from lockstep.backends.base import Array, Backend, Node, Work
     from lockstep.exchange.base import Exchange
 
 
@@ -114,6 +114,11 @@ class Member:
     def digests(self, work: "Work") -> dict[int, dict[str, str]]:
         """The digest of every array of this process's state."""
         return {min(work.pieces): digest.of_arrays(self.backend.state())}
+
+    def copies(self, work: "Work") -> "dict[int, Array]":
+        """The array that a batch names, as each of this process's replicas has it."""
+        names = [next(iter(pieces.values()))[1] for pieces in work.pieces.values()]
+        return dict(zip(work.pieces, self.backend.copies(names[0]), strict=True))
 
     def times(self, work: "Work") -> dict[int, dict[str, float]]:
         """Where the time of the steps since the last question went."""

@@ -175,12 +175,12 @@ class Replicas:
 
     # -- the state, by name
 
-    def state(self) -> State:
-        """Parameters, what else the model keeps, and the optimizer's state."""
+    def state(self, row: int = 0) -> State:
+        """Parameters, what else the model keeps, and the optimizer's state, as one device has them."""
         if not self.ready:
             return {}
         self.look()
-        params, rest, slots = self.copies[0]
+        params, rest, slots = self.copies[row]
         state = trees.to_state(self.model.home, params) | trees.to_state("model", rest)
         state |= trees.to_state("optimizer", slots)
         if self.optimizer.steps is not None:

@@ -203,7 +203,14 @@ class NumpyBackend:
 
     def state(self) -> State:
         """Parameters and momentum of the first replica."""
-        model, optimizer = self._replicas[0]
+        return self._state(0)
+
+    def copies(self, name: str) -> list[Array]:
+        """Every replica's."""
+        return [self._state(replica)[name] for replica in range(len(self._replicas))]
+
+    def _state(self, replica: int) -> State:
+        model, optimizer = self._replicas[replica]
         named = [(f"model.{name}", value.copy()) for name, value in model.parameters.items()]
         named += [(f"optimizer.{name}.momentum", value.copy()) for name, value in optimizer.slots.items()]
         return arrays(named)

@@ -226,6 +226,10 @@ class TorchBackend:
             state["scaler.held"] = Array(np.asarray(self._scaler.held), "int64")
         return state
 
+    def copies(self, name: str) -> list[Array]:
+        """The one replica's."""
+        return [self.state()[name]]
+
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""
         self._replica.load(state)

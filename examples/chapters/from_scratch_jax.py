@@ -1,0 +1,102 @@
+"""Several devices from scratch, in JAX: LeNet on Fashion-MNIST, out of replicate, split and allreduce.
+
+    python from_scratch_jax.py                    ten epochs on one CPU, then on two
+    python from_scratch_jax.py 10 cuda:0 cuda:1   the same on GPUs
+
+Needs Fashion-MNIST: `apt-get install dataset-fashion-mnist`.
+"""
+
+import hashlib
+import sys
+import time
+
+import jax
+import numpy
+from jax import lax, nn
+from jax import numpy as jnp
+
+import lockstep
+from lockstep.datasets import fashion_mnist
+
+num_epochs, *all_devices = sys.argv[1:] or ("10", "cpu:0", "cpu:1")
+mean, deviation = 0.286, 0.353  # of the training images, as numbers from 0 to 1
+jax.config.update("jax_num_cpu_devices", max(1, sum(name.startswith("cpu") for name in all_devices)))
+
+
+def initial():
+    """The parameters of LeNet: two convolutions and two dense layers, each with a bias."""
+    generator = numpy.random.default_rng(0)
+    shapes = [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,)]
+    values = [generator.normal(0, 0.01, shape) if len(shape) > 1 else numpy.zeros(shape) for shape in shapes]
+    return [jnp.array(value, jnp.float32) for value in values]
+
+
+def conv(x, weight, bias):
+    return lax.conv_general_dilated(x, weight, (1, 1), "VALID") + bias[:, None, None]
+
+
+def pool(x):
+    return lax.reduce_window(x, 0.0, lax.add, (1, 1, 2, 2), (1, 1, 2, 2), "VALID") / 4
+
+
+def lenet(x, params):
+    conv1, bias1, conv2, bias2, dense3, bias3, dense4, bias4 = params
+    x = pool(nn.relu(conv(x, conv1, bias1)))
+    x = pool(nn.relu(conv(x, conv2, bias2)))
+    x = nn.relu(x.reshape(len(x), -1) @ dense3 + bias3)
+    return x @ dense4 + bias4
+
+
+@jax.jit
+@jax.grad
+def gradient(params, x, y):
+    return -jnp.take_along_axis(nn.log_softmax(lenet(x, params)), y[:, None], 1).sum()
+
+
+@jax.jit
+def update(params, gradients, lr):
+    return [param - lr * grad for param, grad in zip(params, gradients, strict=True)]
+
+
+@jax.jit
+def accuracy(params, x, y):
+    return (lenet(x, params).argmax(1) == y).mean()
+
+
+def examples(x, y):
+    return jnp.array((x[:, None] / 255 - mean) / deviation, jnp.float32), jnp.array(y, jnp.int32)
+
+
+def host(params):
+    return [numpy.asarray(param) for param in params]
+
+
+def train_batch(batch, replicas, devices, lr):
+    pieces = lockstep.split(batch, devices)
+    gradients = [gradient(params, x, y) for params, (x, y) in zip(replicas, pieces, strict=True)]
+    gradients = lockstep.allreduce(gradients)
+    lr = lr / sum(pieces.sizes)
+    return [update(params, grads, lr) for params, grads in zip(replicas, gradients, strict=True)]
+
+
+def train(num_devices, batch_size, lr):
+    devices = all_devices[:num_devices]
+    replicas = lockstep.replicate(initial(), devices)
+    history = lockstep.History(devices)
+    for epoch in range(int(num_epochs)):
+        start = time.perf_counter()
+        for x, y in lockstep.data.arrays(*train_data).shuffle(seed=epoch).batch(batch_size):
+            replicas = train_batch(examples(x, y), replicas, devices, lr * (1 - epoch / int(num_epochs)))
+        on_host = [host(params) for params in replicas]  # waits until they are there
+        seconds = time.perf_counter() - start
+        (test,) = lockstep.split(examples(*test_data), devices[:1])
+        history.record(epoch, {"val_accuracy": accuracy(replicas[0], *test)}, seconds)
+        history.plot(f"from_scratch_jax_{num_devices}.png")  # after every epoch
+    print(history.closing())
+    for device, params in zip(devices, on_host, strict=True):
+        print(device, hashlib.sha256(b"".join(param.tobytes() for param in params)).hexdigest())
+
+
+train_data, test_data = fashion_mnist()
+train(num_devices=1, batch_size=256, lr=0.2)
+train(num_devices=2, batch_size=256, lr=0.2)

@@ -1,0 +1,26 @@
+"""Arrays: all that the primitives ask of a framework.
+
+The order of additions, the nests and the checks are written once, in
+`lockstep.primitives`. A framework copies, adds and writes.
+"""
+
+from typing import Any, Protocol
+
+
+class Arrays(Protocol):
+    """What a backend's module `primitives` offers: one framework's arrays on this process's devices."""
+
+    def copy(self, array: Any, device: str) -> Any:
+        """A contiguous copy on the device, in memory of its own, that can be trained where the original can."""
+
+    def cut(self, array: Any, start: int, stop: int, device: str) -> Any:
+        """The examples from `start` up to `stop`, in contiguous memory of their own on the device."""
+
+    def check(self, array: Any) -> str:
+        """Why this array's values cannot be added here and now; empty where they can."""
+
+    def add(self, left: Any, right: Any) -> Any:
+        """left + right where left lies, in memory of its own."""
+
+    def write(self, value: Any, target: Any) -> Any:
+        """The value in the target's place; where the framework writes to no array, a copy where the target lies."""

@@ -1,0 +1,42 @@
+"""PyTorch's tensors on the devices of this process; what belongs to a graph stays out of the sums."""
+
+from typing import Any
+
+import torch
+
+
+def copy(array: Any, device: str) -> Any:
+    """A leaf that needs a gradient where the original does; a parameter stays one."""
+    fresh = _on(array.detach(), device)
+    if isinstance(array, torch.nn.Parameter):
+        return torch.nn.Parameter(fresh, requires_grad=array.requires_grad)
+    return fresh.requires_grad_(array.requires_grad)
+
+
+def cut(array: Any, start: int, stop: int, device: str) -> Any:
+    """A copy of some examples."""
+    return _on(array[start:stop], device)
+
+
+def check(array: Any) -> str:
+    """Values that a graph has made would lose it."""
+    if array.grad_fn is None:
+        return ""
+    return "a tensor with a graph behind it. Give its .detach(), or the .grad of the parameters"
+
+
+def add(left: Any, right: Any) -> Any:
+    """The addition of the left tensor's device."""
+    with torch.no_grad():
+        return torch.add(left, right.to(left.device))
+
+
+def write(value: Any, target: Any) -> Any:
+    """In place."""
+    with torch.no_grad():
+        return target.copy_(value)
+
+
+def _on(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    place = "cpu" if device.startswith("cpu") else device  # torch knows one CPU
+    return tensor.to(place, copy=True, memory_format=torch.contiguous_format)

@@ -1,0 +1,89 @@
+"""The chapters run, at a reduced size, as a user starts them; and those of the four frameworks read alike."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHAPTERS = ROOT / "examples" / "chapters"
+FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet")
+CHOSEN = [name for name in FRAMEWORKS if name in os.environ.get("LOCKSTEP_BACKENDS", "numpy,torch").split(",")]
+
+# Fashion-MNIST's shapes without its files.
+STAND_IN = """
+import runpy, sys
+import numpy as np
+import lockstep.datasets
+
+def images(count):
+    generator = np.random.default_rng(count)
+    return generator.integers(0, 256, (count, 28, 28), dtype=np.uint8), generator.integers(0, 10, count)
+
+del sys.argv[0]
+num_train, num_test = int(sys.argv.pop()), int(sys.argv.pop())
+lockstep.datasets.fashion_mnist = lambda: (images(num_train), images(num_test))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def printed(name, folder, num_train, num_test):
+    """What a script prints, one epoch on one CPU and on two."""
+    script = [str(CHAPTERS / f"{name}.py"), "1", "cpu:0", "cpu:1", str(num_test), str(num_train)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", STAND_IN, *script]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert sorted(path.name for path in folder.glob("*.png")) == [f"{name}_1.png", f"{name}_2.png"]
+    closing = re.findall(r"^test acc: \d\.\d\d, \S+ sec/epoch on (.+)$", result.stdout, re.M)
+    assert closing == ["1 device: cpu:0", "2 devices: cpu:0, cpu:1"]
+    return result.stdout
+
+
+@pytest.mark.parametrize("framework", CHOSEN)
+def test_from_scratch(framework, tmp_path):
+    output = printed(f"from_scratch_{framework}", tmp_path, num_train=300, num_test=50)  # a whole batch and a short one
+    one, *two = re.findall(r"[0-9a-f]{64}", output)
+    assert len(two) == 2
+    assert two[0] == two[1]
+    assert one != two[0]  # another number of devices is another order of additions
+
+
+@pytest.mark.parametrize("framework", CHOSEN)
+def test_concise(framework, tmp_path):
+    output = printed(f"concise_{framework}", tmp_path, num_train=16, num_test=8)
+    assert re.findall(r"^number of devices: (\d)$", output, re.M) == ["1", "2"]
+    weights = re.findall(r"^cpu:\d (\[\[.*?\]\])$", output, re.M | re.S)
+    assert len(weights) == 3
+    assert weights[1] == weights[2]
+    assert len(re.findall(r"^parallel evaluation: {'loss': .*, 'accuracy': .*}$", output, re.M)) == 2
+    assert len(re.findall(r"^[0-9a-f]{64}$", output, re.M)) == 2
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS[1:])
+@pytest.mark.parametrize(
+    "chapter, function", [("from_scratch", "train_batch"), ("from_scratch", "train"), ("concise", "train")]
+)
+def test_they_read_alike(chapter, function, framework):
+    mine, first = (body(chapter, name, function) for name in (framework, "torch"))
+    assert len(mine) > 5
+    own = {"sgd", "loss"} if chapter == "concise" else set()
+    assert [line for line in mine if line.split(" ")[0] not in own] == [
+        line for line in first if line.split(" ")[0] not in own
+    ]
+
+
+def body(chapter, framework, function):
+    """The lines of a script's function, without what names the framework or one of its weights."""
+    text = (CHAPTERS / f"{chapter}_{framework}.py").read_text(encoding="utf-8").replace(framework, "…")
+    text = re.sub(r'copies\(".*?"\)|weight\.data\[.*?\]', "", text)
+    return [line.strip() for line in text[text.index(f"def {function}(") :].split("\n\n\n")[0].splitlines()]
+
+
+def test_the_page_says_what_the_logs_say():
+    command = [sys.executable, "-c", "import chapters; print(chapters.text(), end='')"]
+    result = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True, check=True)
+    assert result.stdout == (ROOT / "docs" / "chapters.md").read_text(encoding="utf-8")
