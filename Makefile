@@ -49,7 +49,8 @@ test-jax: $(FULL)
 	LOCKSTEP_BACKENDS=numpy,jax $(BIN)/pytest --doctest-modules $(ALL) $(call OWN,jax)
 
 test-tensorflow: $(FULL)
-	LOCKSTEP_BACKENDS=numpy,tensorflow,keras $(BIN)/pytest --doctest-modules $(ALL) $(call OWN,tensorflow) $(call OWN,keras)
+	LOCKSTEP_BACKENDS=numpy,tensorflow,keras $(BIN)/pytest --doctest-modules $(ALL) # in double precision
+	LOCKSTEP_BACKENDS=tensorflow,keras $(BIN)/pytest --doctest-modules $(call OWN,tensorflow) $(call OWN,keras)
 
 test-mxnet: $(MXNET)
 	LOCKSTEP_BACKENDS=numpy,mxnet .venv-mxnet/bin/pytest --doctest-modules $(ALL) $(call OWN,mxnet) $(NUMPY)

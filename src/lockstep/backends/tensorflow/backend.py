@@ -221,7 +221,7 @@ class TensorflowBackend:
     def copies(self, name: str) -> list[Array]:
         """Every replica's, as it computes with it next; what no step changes is there once."""
         own = _variable(self._variables()[name])
-        if len(self._copies) > 1:
+        if self._carry is not None:
             self._carry()
         columns = zip(*([*copy.trained, *copy.kept] for copy in self._copies), strict=True)
         found = next((column for column in columns if column[0] is own), [own] * len(self.devices))
