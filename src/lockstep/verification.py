@@ -47,7 +47,7 @@ def of(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int], batch_
     chosen = source.first(trainer._source(data, batch_size, shuffle=True), steps)
     run, backend = trainer._run, trainer._backend
     shards = run.shards or plan.default_shards(batches.count(chosen[0]), max(devices))
-    state = backend.state()
+    state, home = backend.state(), tuple(backend.devices)
 
     def on(count: int) -> "Trainer":
         backend.load(state)
@@ -63,6 +63,8 @@ def of(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int], batch_
     try:
         return verify(on, chosen, devices)
     finally:
+        if tuple(backend.devices) != home:
+            backend.spread(home)
         backend.load(state)
 
 

@@ -404,6 +404,25 @@ def test_a_dump_opens_to_the_same_bits(kit):
     assert digests(copy) == digests(backend)
 
 
+@pytest.mark.parametrize(
+    "kit",
+    [
+        pytest.param(kit, id=name)
+        for name, kit in KITS.items()
+        if len(kit.module.processes(["cpu:0", "cpu:1"])) == 1  # one backend holds them all
+    ],
+)
+def test_after_verify_every_replica_is_back(kit):
+    model = kit.model(WEIGHTS)
+    with lockstep.wrap(model, kit.sgd(model, 0.1), kit.cross_entropy(), devices=2, shards=2, threads=1) as trainer:
+        rows, names = trainer.predict(X), trainer._backend.devices
+        assert len(names) == 2
+        assert trainer.verify((X, LABELS), steps=1, devices=(1,), batch_size=NUM_EXAMPLES).equal
+        assert trainer._backend.devices == names
+        np.testing.assert_array_equal(trainer.predict(X), rows)
+        assert np.isfinite(trainer.step((X, LABELS))["loss"])
+
+
 @kits
 def test_arrays_are_not_a_frameworks_own_container(kit):
     _, backend = opened(kit)

@@ -171,6 +171,31 @@ def test_an_objective_calls_the_model_and_gets_its_statistics():
     assert by_objective.digest() == by_loss.digest()
 
 
+def test_a_module_may_branch_on_plain_values_of_its_first_batch():
+    class Branching(nn.Module):
+        @nn.compact
+        def __call__(self, x, negative, how):
+            return nn.Dense(3)(-x if negative and how == "plain" else x)
+
+    trainer = lockstep.wrap(Branching(), optax.sgd(0.1), LOSS, shards=2)
+    trainer.step(({"x": X, "negative": True, "how": "plain"}, Y))
+    assert trainer.model.variables["params"]["Dense_0"]["kernel"].shape == (6, 3)
+
+
+def test_what_a_module_sows_is_no_state():
+    class Sowing(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            self.sow("losses", "size", (x**2).mean())
+            return nn.Dense(3)(x)
+
+    for model in (Sowing(), (Sowing(), initialized(Sowing()))):
+        trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=2)
+        trainer.step((X, Y))
+        trainer.step((X, Y))
+        assert sorted(trainer.model.variables) == ["params"]
+
+
 def test_an_objective_needs_variables():
     trainer = lockstep.wrap(Argument(), optax.sgd(0.1), lockstep.objective(lambda model, batch: model(batch).mean()))
     with pytest.raises(ModelError, match="Under an objective nobody knows"):
@@ -264,6 +289,7 @@ def test_verify_of_a_module_that_has_seen_no_batch():
     assert trainer.digests() == {}
     with pytest.raises(ModelError, match="from the first batch on"):
         trainer.model(X)
+    trainer.step((X[:, :4], Y))  # nothing of the other width is left
 
 
 def test_a_transformation_may_ask_for_the_loss():
@@ -281,6 +307,24 @@ def test_mixed_precision_keeps_the_parameters_wide():
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
     assert trainer.state()["model.first.kernel"].dtype == "float32"
     assert trainer.predict(X).dtype == np.float32
+
+
+def test_mixed_precision_leaves_targets_and_weights_and_the_loss_wide():
+    def apply(params, x):
+        assert (params.dtype, x.dtype) == (jnp.bfloat16, jnp.bfloat16)
+        return x @ params
+
+    def loss(outputs, targets):
+        assert outputs.dtype == targets.dtype == jnp.float32
+        return ((outputs - targets) ** 2).mean(1)
+
+    x, targets = np.zeros((8, 2), np.float32), np.full((8, 3), 1000.5, np.float32)
+    weights = np.full(8, 1.001, np.float32)
+    trainer = lockstep.wrap(
+        (apply, jnp.ones((2, 3))), optax.sgd(0.1), loss, precision="bf16", metrics=["mae"], shards=2
+    )
+    logs = trainer.step((x, targets, weights))
+    assert (logs["loss"], logs["mae"]) == pytest.approx((1000.5**2, 1000.5), rel=1e-6)  # bfloat16 has 1000
 
 
 def test_one_shard_on_one_device_is_the_plain_loop():

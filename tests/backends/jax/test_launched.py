@@ -38,6 +38,33 @@ if trainer._team.first:
 """
 
 
+SHORT = """
+import json, sys
+import flax.linen as nn
+import numpy as np, optax
+from flax import nnx
+import lockstep
+
+class Net(nnx.Module):
+    def __init__(self):
+        self.norm = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+        self.last = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+    def __call__(self, x):
+        return self.last(self.norm(x))
+
+x, y = np.random.Generator(np.random.PCG64(1)).standard_normal((24, 6), np.float32), np.arange(24) % 3
+trainer = lockstep.wrap(Net(), optax.adam(1e-2), "cross_entropy", shards=4)
+for size in (2, 24):  # two shards, both of the first process
+    trainer.step((x[:size], y[:size]))
+lazy = lockstep.wrap(nn.Dense(3), optax.adam(1e-2), "cross_entropy", shards=4)
+try:
+    lazy.step((x[:2], y[:2]))
+    said = ""
+except lockstep.LockstepError as error:
+    said = str(error)
+print(json.dumps([len(trainer.devices), [trainer.digest(), said]]), flush=True)
+"""
+
 DISTRIBUTED = """
 import sys
 import jax
@@ -55,14 +82,14 @@ def read(output, count):
     return found
 
 
-def by_torchrun(tmp_path, count):
+def by_torchrun(tmp_path, count, text=SCRIPT):
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={count}", "--standalone"] if count > 1 else []
     command = [sys.executable, *launcher, str(script)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return read(done.stdout, count)
+    return read(done.stdout, count) if text is SCRIPT else done.stdout
 
 
 def by_jax(tmp_path, count, **more):
@@ -107,3 +134,12 @@ def test_jax_distributed_asks_for_the_line_at_the_beginning(tmp_path):
     processes, outcomes = by_jax(tmp_path, 2)
     assert all(process.returncode for process in processes)
     assert "jax.distributed holds it. Put this line first: import os; os.environ" in outcomes[0][1]
+
+
+def test_a_process_may_have_no_shard_of_the_first_batch(tmp_path):
+    (one,), two = (
+        [json.loads(line)[1] for line in by_torchrun(tmp_path, count, SHORT).splitlines()] for count in (1, 2)
+    )
+    assert len(two) == 2
+    assert {digest for digest, _ in two} == {one[0]}
+    assert any("This one has none. Give wrap (module, module.init(key, x))" in said for _, said in two)

@@ -64,14 +64,12 @@ def test_an_apply_that_forgets_what_it_keeps():
 def test_an_apply_is_given_keys_and_gives_back_what_it_keeps():
     def apply(variables, x, *, rngs, mutable):
         outputs = x @ variables["params"] + jax.random.normal(rngs["dropout"], (3,))
-        return outputs, {"batch_stats": {"mean": variables["batch_stats"]["mean"] + 1}}
+        kept = {"batch_stats": {"mean": variables["batch_stats"]["mean"] + 1}}
+        return (outputs, kept) if mutable else outputs
 
-    def resting(variables, x, *, rngs, mutable=False):
-        result = apply(variables, x, rngs=rngs, mutable=mutable)
-        return result if mutable else result[0]
-
-    trainer = wrapped((resting, {"params": jnp.ones((6, 3)), "batch_stats": {"mean": jnp.zeros(3)}}))
+    trainer = wrapped((apply, {"params": jnp.ones((6, 3)), "batch_stats": {"mean": jnp.zeros(3)}}))
     trainer.step((X, Y))
+    assert trainer.predict(X).shape == (16, 3)
     np.testing.assert_allclose(trainer.state()["model.batch_stats.mean"].data, np.ones(3))
 
 

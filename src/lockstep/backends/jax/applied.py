@@ -15,7 +15,7 @@ import jax
 from flax.core import unfreeze
 from flax.training.train_state import TrainState
 
-from lockstep.backends.jax import modes, trees
+from lockstep.backends.jax import batches, modes, trees
 from lockstep.errors import ModelError, StateError
 
 PARAMS = "params"
@@ -77,7 +77,11 @@ class Applied:
         if PARAMS not in variables:
             raise ModelError(f"A model has parameters to train in 'params'. Got {sorted(variables)}.")
         self.params = variables[PARAMS]
-        self.rest = {name: value for name, value in variables.items() if name != PARAMS}
+        self.rest = {
+            name: value
+            for name, value in variables.items()
+            if name != PARAMS and not (self._module is not None and _sown(value))
+        }
 
     def variables(self, params: Any, rest: Any) -> Any:
         """What `apply` is called with."""
@@ -88,8 +92,10 @@ class Applied:
         apply, named = self._in_mode(training)
         taken = {"rngs", "mutable"} if self._module is not None else modes.accepted(apply)
         if "rngs" in taken:
-            named["rngs"] = {name: jax.random.fold_in(key, index) for index, name in enumerate((PARAMS, "dropout"))}
+            named["rngs"] = _streams(key)
         mutable = sorted(rest) if training and "mutable" in taken else []
+        if "mutable" in taken and not mutable:
+            named["mutable"] = False
         return BoundApply(self, apply, named, mutable, (params, rest))
 
     def _in_mode(self, training: bool) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -113,10 +119,13 @@ class Applied:
         assert self._module is not None
         apply, named = self._in_mode(training=False)
         module = apply.__self__  # type: ignore[attr-defined]
-        streams = {name: jax.random.fold_in(key, index) for index, name in enumerate((PARAMS, "dropout"))}
-        arguments, more = spread(inputs)
-        made = jax.jit(lambda streams, arguments, more: module.init(streams, *arguments, **more, **named))
-        self._take(made(streams, arguments, more))
+        form, arrays = batches.split(inputs)
+
+        def made(key: Any, arrays: Any) -> Any:
+            arguments, more = spread(form.filled(arrays))
+            return module.init(_streams(key), *arguments, **more, **named)
+
+        self._take(jax.jit(made)(key, arrays))
 
     def publish(self, params: Any, rest: Any) -> None:
         """Keeps them for the script's handle."""
@@ -216,13 +225,8 @@ class Handle:
     def _current(self) -> tuple[Any, Any]:
         if self.applied.params is None:
             raise ModelError("A linen module has its variables from the first batch on. Train or evaluate first.")
-        current: tuple[Any, Any] = copied((self.applied.params, self.applied.rest))
+        current: tuple[Any, Any] = trees.copied((self.applied.params, self.applied.rest))
         return current
-
-
-def copied(tree: Any) -> Any:
-    """Copies on JAX's default device that no later step takes away."""
-    return jax.tree.map(lambda leaf: jax.numpy.array(trees.host(leaf)), tree)
 
 
 def spread(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -230,6 +234,17 @@ def spread(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, tuple) else (inputs,)), {}
+
+
+def _streams(key: Any) -> dict[str, Any]:
+    """The keys that a linen module asks for by name; further names are derived from that of the parameters."""
+    return {name: jax.random.fold_in(key, index) for index, name in enumerate((PARAMS, "dropout"))}
+
+
+def _sown(collection: Any) -> bool:
+    """Whether a collection holds what `self.sow` gathers: no state, for it grows with every call."""
+    nodes = jax.tree.leaves(collection, is_leaf=lambda node: isinstance(node, tuple))
+    return any(isinstance(node, tuple) for node in nodes)
 
 
 def _module_of(apply: Any) -> nn.Module | None:

@@ -14,22 +14,20 @@ import jax
 import numpy as np
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.jax import arithmetic, batches, devices, keys, losses, metrics
-from lockstep.backends.jax.batches import Place, on_host, rounds, split
+from lockstep.backends.jax import arithmetic, batches, devices, keys, losses, metrics, sums
+from lockstep.backends.jax.batches import Place, on_host, rounds
 from lockstep.backends.jax.executables import Executables
 from lockstep.backends.jax.fields import Fields
 from lockstep.backends.jax.nodes import Host, Lazy, Leaf, Round, Sum, Total, Vector, plain
 from lockstep.backends.jax.replicas import Replicas
-from lockstep.backends.jax.shards import Shards
+from lockstep.backends.jax.shards import Found, Shards
 from lockstep.backends.jax.sums import Reader
 from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
-from lockstep.core.metrics import Column, Sums, loss, ratio, resolve
+from lockstep.core.metrics import Column, Sums, loss, resolve
 from lockstep.core.objective import Objective
 from lockstep.errors import LockstepError, ModelError
-
-CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusion matrix of 32 classes
 
 
 class JaxBackend:
@@ -46,7 +44,7 @@ class JaxBackend:
         self._replicas = Replicas(recipe)
         self._shards = Shards(self._replicas.model, recipe.loss, self._metrics, options.precision)
         self._reader = Reader()
-        self._differs: tuple[bool, ...] = ()
+        self._found: Found | None = None  # of the shard started last
         self._work: Work | None = None
         self.spread(names)
         self.versions: Mapping[str, str] = devices.versions(names)
@@ -91,21 +89,19 @@ class JaxBackend:
         alone = work.num_shards == 1
         self._reader.begin()
         leaves: dict[int, Node] = {}
-        layout = self._fields.layout
+        fields = self._fields
         for places in rounds(self._pieces(work)):
             vectors: list[Any] = [None] * len(places)
-            one = Round({}, partial(self._reader.step, work.step, layout))
+            one = Round({}, partial(self._reader.step, work.step, fields))
             for row, place in enumerate(places):
                 if place is not None:
-                    run, found = self._executables.gradient(
-                        self._shards, place.form, place.examples, alone, self._fields
-                    )
+                    run, found = self._executables.gradient(self._shards, place.form, place.examples, alone, fields)
                     share = self._replicas.scalar(place.examples / work.num_examples)
-                    vectors[row], sums = self._run(run, row, place, work, share, np.asarray(place.shard == 0))
-                    one.started[row] = place.shard, sums, found
-                    self._differs, self._divided = found.changed, found.divided
-                    leaves[place.shard] = Leaf(layout, one, row, self._executables.total)
-            one.vectors = self._executables.joined(vectors, self._fields.lengths)
+                    vectors[row], values = self._run(run, row, place, work, share, np.asarray(place.shard == 0))
+                    one.started[row] = place.shard, values, found
+                    self._found = found
+                    leaves[place.shard] = Leaf(fields.layout, one, row, self._executables.total)
+            one.vectors = self._executables.joined(vectors, fields.lengths)
         for shard in sorted(leaves):
             given = into.get(shard)
             yield shard, self.add(leaves[shard], None, given) if getattr(given, "given", False) else leaves[shard]
@@ -140,24 +136,24 @@ class JaxBackend:
         if not isinstance(total, Lazy):
             return total
         whole = self._executables.total(total)
-        if not self._divided:
-            self._replicas.anticipate(whole, self._differs)
+        if self._found is not None and not self._found.divided:
+            self._replicas.anticipate(whole, self._found.changed)
         return whole
 
     def sums(self, node: Node, layout: Layout) -> Sums:
-        """The field of sums; raises where a shard of another process has named its metrics otherwise."""
+        """The field of sums; raises where the shards do not go together."""
         field = layout.fields[-1]
         if isinstance(node, Total):
             values = np.array(node.sums)
         else:
             values = np.array(node[field.dtype][field.offset : field.offset + field.size])
-        self._reader.check(values)
+        self._reader.check(values, self._fields)
         return values
 
     def update(self, total: Node, work: Work) -> None:
         """The optimizer's step with the summed gradient, and the averaged variables."""
         whole = self._whole(total)
-        self._replicas.update(whole, self._differs, loss(whole.sums))
+        self._replicas.update(whole, sums.changed(whole.sums, self._fields), loss(whole.sums))
 
     def norm(self, total: Node) -> float:
         """The norm over all tensors of the gradient, before clipping."""
@@ -185,8 +181,8 @@ class JaxBackend:
         for row, place in self._places(work):
             run, found = self._executables.sums(self._shards, place.form, place.examples)
             started.append((place.shard, self._run(run, row, place, work), found))
-        for shard, sums, found in started:
-            yield shard, self._reader.read(sums, found)
+        for shard, values, found in started:
+            yield shard, self._reader.read(values, found)
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
         """The outputs of each shard, without training."""
@@ -268,16 +264,19 @@ class JaxBackend:
 
     @property
     def _fields(self) -> Fields:
-        room = sum(2 if metric.result is ratio else CUSTOM_SUMS for metric in self._metrics)
-        return self._replicas.fields(room + CUSTOM_SUMS * isinstance(self._recipe.loss, Objective))
+        return self._replicas.fields(metrics.room(self._metrics, self._recipe.loss))
 
     def _start(self, inputs: Callable[[Any], Any]) -> None:
         """Makes a linen module's variables from the first batch, where there are none yet."""
         if not self._replicas.ready:
             assert self._work is not None
-            piece = next(iter(self._work.shards.values()))
-            form, arrays = split(inputs(piece))
-            self._replicas.start(form.filled(arrays), keys.initial(self._work.seed))
+            piece = next(iter(self._work.shards.values()), None)
+            if piece is None:
+                raise ModelError(
+                    "Every process makes a linen module's variables from its shards of the first batch. This one has "
+                    "none. Give wrap (module, module.init(key, x)), or a first batch with an example for every shard."
+                )
+            self._replicas.start(inputs(piece), keys.initial(self._work.seed))
 
     def _inputs(self, piece: Any) -> Any:
         if isinstance(self._recipe.loss, Objective):
@@ -290,7 +289,7 @@ class JaxBackend:
     def _pieces(self, work: Work) -> list[dict[int, Any]]:
         """The shards of every device, those of its replicas together."""
         result: list[dict[int, Any]] = [{} for _ in set(self._replicas.rows)]
-        for row, pieces in zip(self._replicas.rows, work.pieces.values(), strict=False):
+        for row, pieces in zip(self._replicas.rows, work.pieces.values(), strict=True):
             result[row].update(pieces)
         return result
 

@@ -16,6 +16,7 @@ import jax
 from jax._src import xla_bridge
 from jax.extend import backend
 
+from lockstep.backends.jax import programs
 from lockstep.errors import DeviceError, ExactError
 
 config: Any = jax.config
@@ -84,15 +85,22 @@ def awake() -> bool:
 def _cpus(count: int, exact: bool, own: Iterable[Any]) -> list[Any]:
     if awake() and (_too_few(count) or (exact and pool() not in (0, threads()))):
         _check_safe(count, own)
-        clear()
+        _clear()
     elif awake() and _too_few(CPUS) and not _held(own):  # `verify` may ask for more later
-        clear()
+        _clear()
     if not awake():
         before = _count_threads()
         config.update("jax_num_cpu_devices", max(count, CPUS, config.jax_num_cpu_devices))
         client = jax.local_devices(backend="cpu")[0].client
         _pools[client] = _count_threads() - before
     return list(jax.local_devices(backend="cpu")[:count])
+
+
+def _clear() -> None:
+    """Lets JAX's devices go, and what was compiled for them."""
+    programs.forget()
+    _pools.clear()
+    clear()
 
 
 def _too_few(count: int) -> bool:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lockstep.backends.jax import fields, folding, nodes
+from lockstep.backends.jax import fields, folding, nodes, trees
 from lockstep.backends.jax.batches import Form
 from lockstep.backends.jax.fields import Fields
 from lockstep.backends.jax.folding import AXIS
@@ -44,8 +44,9 @@ class Executables:
 
     def put(self, tree: Any) -> list[Any]:
         """A fresh copy for every device; the script's own arrays are never shared with an update."""
-        host = jax.tree.map(np.asarray, tree)
-        return [jax.device_put(host, device, may_alias=False) for device in self.devices]
+        host = jax.tree.map(trees.numbers, tree)
+        copies = [jax.device_put(host, device, may_alias=False) for device in self.devices]
+        return [jax.tree.map(trees.wrapped, copy, tree) for copy in copies]
 
     def gradient(self, shards: Shards, form: Form, examples: int, alone: bool, layout: Fields) -> Any:
         """The gradient of one shard, and what tracing it has shown."""

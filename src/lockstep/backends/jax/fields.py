@@ -53,7 +53,7 @@ class Fields:
         self._params = params
         self._rest = jax.tree.leaves(rest)
         self._averaged = [index for index, leaf in enumerate(self._rest) if _adds_up(leaf)]
-        names = list(trees.named(rest))
+        self.names = names = list(trees.named(rest))  # of the other variables
         trained = trees.named(params)
         check_trained(trained)
         self.layout = Layout.of(
@@ -63,7 +63,8 @@ class Fields:
                     (f"rest.{names[index]}", accumulated(self._rest[index].dtype), tuple(self._rest[index].shape))
                     for index in self._averaged
                 ),
-                ("sums", "float64", (FIRST_METRIC + room + 2,)),  # at the end (the names' checksum, 1)
+                # at the end how many shards have changed each of the others, the names' checksum, and 1
+                ("sums", "float64", (FIRST_METRIC + room + len(names) + 2,)),
             ],
         )
         self._gradients = self.layout.fields[: len(trained)]

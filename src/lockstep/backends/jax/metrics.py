@@ -1,6 +1,6 @@
 """Metrics by name, as (sum, weight) over a shard."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,8 +8,10 @@ import jax.numpy as jnp
 
 from lockstep.backends.jax import fields, losses
 from lockstep.core.metrics import Column, Metric, ratio
+from lockstep.core.objective import Objective
 from lockstep.errors import ModelError
 
+CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusion matrix of 32 classes
 Sum = tuple[Any, float]  # a value, and a plain number by which the host multiplies it
 
 
@@ -42,6 +44,12 @@ def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Any]]:
         return (hits & counted).sum(), counted.sum()
 
     return {"accuracy": accuracy, "top5": top5, "mse": mse, "mae": mae}
+
+
+def room(chosen: Sequence[Metric], loss: Any) -> int:
+    """How many sums the metrics of a step may give, those of an objective's own among them."""
+    known = sum(2 if metric.result is ratio else CUSTOM_SUMS for metric in chosen)
+    return known + CUSTOM_SUMS * isinstance(loss, Objective)
 
 
 def measure(metric: Metric, outputs: Any, targets: Any, examples: int) -> tuple[list[Sum], Column]:

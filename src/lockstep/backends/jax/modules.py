@@ -128,10 +128,15 @@ class BoundModule:
         return getattr(self._module, name)
 
     def others(self) -> Any:
-        """The variables that are not trained, in the order in which they came."""
+        """The variables that are not trained, in the order in which they came.
+
+        Parameters among them are left out of training and so stay, also where a transformation such as `nnx.remat`
+        has put them back as if they were new.
+        """
         flat = dict(nnx.to_flat_state(nnx.as_pure(nnx.state(self._module))))
-        paths = [path for path, _ in nnx.to_flat_state(self._rest)]
-        return trees.refilled(self._rest, [flat[path] for path in paths])
+        frozen = _variables(self._module, nnx.Param)
+        came = nnx.to_flat_state(self._rest)
+        return trees.refilled(self._rest, [leaf if path in frozen else flat[path] for path, leaf in came])
 
 
 def _graph(module: nnx.Module, training: bool) -> Any:

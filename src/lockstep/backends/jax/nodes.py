@@ -117,8 +117,10 @@ class Total(Lazy):
 
     @cached_property
     def sums(self) -> Sums:
-        """The sums; waits for the devices."""
-        return self._read_sums()
+        """The sums; waits for the devices, and lets go of the leaves below."""
+        values = self._read_sums()
+        self._read_sums = lambda: values
+        return values
 
     def total(self) -> "Total":
         """Itself."""

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
+from flax.core import FrozenDict, unfreeze
+from flax.training.train_state import TrainState
 
 from lockstep.backends.jax import trees
 from lockstep.errors import OptimizerError, StateError
@@ -40,7 +42,9 @@ class Optimizer:
     def start(self, params: Any) -> None:
         """Makes the state for these parameters, where there is none yet."""
         if self.state is None:
-            self.state = self.tx.init(jax.tree.map(np.asarray, params))
+            self.state = self.tx.init(
+                jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), params)
+            )
             if self._wanted:
                 self.state = self.with_numbers(self._wanted)
 
@@ -79,7 +83,7 @@ class Optimizer:
 
     def current(self) -> tuple[Any, int | None]:
         """A copy of the state, and the number of steps."""
-        return jax.tree.map(lambda leaf: jax.numpy.array(trees.host(leaf)), self.state), self.steps
+        return trees.copied(self.state), self.steps
 
     def held(self) -> list[Any]:
         """The arrays in the script's own optimizer, without the numbers that `controls` carry."""
@@ -138,7 +142,12 @@ class Optimizer:
 
     def _present(self) -> Any:
         """The state, or before the parameters are known that of none: the numbers in it are the same."""
-        return self.tx.init({}) if self.state is None else self.state
+        if self.state is not None:
+            return self.state
+        try:
+            return self.tx.init({})
+        except (ValueError, TypeError, KeyError):  # it has a label for every parameter: nothing can be told yet
+            return ()
 
     def _held(self) -> list[Any]:
         return [] if self._owner is None else [variable.get_raw_value() for variable in _variables(self._owner)]
@@ -146,10 +155,13 @@ class Optimizer:
 
 def of(optimizer: Any, state: Any) -> Optimizer:
     """The optimizer behind whatever the script gave to `wrap`; `state` is its TrainState, if there is one."""
-    if optimizer is None and state is not None:
-        return Optimizer(state.tx, state.opt_state, steps=int(state.step))
+    if state is not None:
+        return _of_state(state, optimizer)
     if isinstance(optimizer, nnx.Optimizer):
+        _check_own(optimizer.update)
         return Optimizer(optimizer.tx, nnx.as_pure(optimizer.opt_state), optimizer, int(optimizer.step[...]))
+    if isinstance(optimizer, optax.MultiSteps):
+        return Optimizer(optimizer.gradient_transformation())
     if isinstance(optimizer, optax.GradientTransformation):
         return Optimizer(optimizer)
     if isinstance(optimizer, Optimizer):  # of a framework on top of JAX
@@ -158,6 +170,26 @@ def of(optimizer: Any, state: Any) -> Optimizer:
         f"A JAX model goes with an optax optimizer. Got {type(optimizer).__name__}. "
         "Use for example optax.adam(1e-3), or nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)."
     )
+
+
+def _of_state(state: TrainState, other: Any) -> Optimizer:
+    if other is not None:
+        raise OptimizerError(
+            f"A TrainState brings its optimizer. Got it and {type(other).__name__}. Give wrap None as the optimizer, "
+            "or instead of the state (state.apply_fn, {'params': state.params})."
+        )
+    _check_own(state.apply_gradients)
+    slots = jax.tree.map(unfreeze, state.opt_state, is_leaf=lambda node: isinstance(node, FrozenDict))
+    return Optimizer(state.tx, slots, steps=int(state.step))
+
+
+def _check_own(method: Any) -> None:
+    """Refuses a class of the script's own that does something else than flax's; only `tx` is run."""
+    if not method.__module__.startswith("flax."):
+        raise OptimizerError(
+            f"A step is made by `tx`. Got a class with its own {method.__qualname__}, which "
+            "would not be called. Put what it does into tx, an optax transformation."
+        )
 
 
 def wrt(optimizer: Any) -> Any:
@@ -178,7 +210,9 @@ def _is_injected(node: Any) -> bool:
 
 
 def _variables(owner: Any) -> list[Any]:
-    return jax.tree.leaves(owner.opt_state, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    """The variables of its state that hold an array; of a masked parameter there is one without."""
+    found = jax.tree.leaves(owner.opt_state, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    return [variable for variable in found if jax.tree.leaves(variable.get_raw_value())]
 
 
 def _baked(name: str) -> OptimizerError:

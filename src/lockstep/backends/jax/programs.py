@@ -8,6 +8,7 @@ device, always, and what came out is loaded onto the others as it is.
 
 import hashlib
 import io
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,10 +54,7 @@ class Code:
             if self._packed is None:
                 try:
                     self._packed = packing.serialize(self._loaded[self._made_for])
-                except (
-                    NotImplementedError,
-                    ValueError,
-                ):  # every device compiles then: slower to start, the same passes
+                except _UNPACKABLE:  # every device compiles then: slower to start, the same passes
                     return None
             data, inputs, outputs = self._packed
             self._loaded[device] = _moved(data, inputs, outputs, self._made_for, device)
@@ -65,12 +63,27 @@ class Code:
 
 _CODES: OrderedDict[Any, Code] = OrderedDict()  # of this process, by what was compiled; the last used come last
 _MOST_CODES = 256
+# What XLA cannot write down, and functions of the script's own that a program calls back.
+_UNPACKABLE = NotImplementedError, ValueError, AttributeError, TypeError, pickle.PicklingError
+
+
+def forget() -> None:
+    """Lets go of all code, for its devices are made again."""
+    _CODES.clear()
 
 
 def _compiled(lowered: Any, device: Any, options: Any) -> Code:
     """The program's code: what was compiled before in this process is not compiled again."""
-    text = hashlib.sha256(lowered.as_text().encode()).digest()
-    key = text, lowered.in_tree, lowered.out_tree, tuple((options or {}).items()), device.client
+    text = lowered.as_text()
+    if "callback" in text:  # into Python: the text says that, and not which function
+        return Code(lowered.compile(), device)
+    key = (
+        hashlib.sha256(text.encode()).digest(),
+        lowered.in_tree,
+        lowered.out_tree,
+        tuple((options or {}).items()),
+        device.client,
+    )
     if key not in _CODES:
         _CODES[key] = Code(lowered.compile(), device)
     _CODES.move_to_end(key)

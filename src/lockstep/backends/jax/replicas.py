@@ -215,7 +215,8 @@ class Replicas:
 
     def _forget(self) -> None:
         """Back to before the first batch, which will make the variables anew."""
-        self.copies = []
+        self.copies, self._fields = [], None
+        self.executables.forget()
         self.model.publish(None, {})
         self.optimizer.publish(None, self.optimizer.steps)
 

@@ -18,8 +18,9 @@ from lockstep.backends.jax.applied import spread
 from lockstep.backends.jax.batches import Form
 from lockstep.backends.jax.fields import Fields
 from lockstep.backends.jax.losses import Share, Term
-from lockstep.backends.jax.models import Model
+from lockstep.backends.jax.models import Bound, Model
 from lockstep.core.metrics import Column, Metric
+from lockstep.core.objective import Objective
 from lockstep.errors import ModelError
 
 
@@ -41,6 +42,7 @@ class Shards:
         self._term = losses.of(loss)
         self._metrics = chosen
         self._short = jnp.bfloat16 if precision == "bf16" else None
+        self._calls = loss is None or isinstance(loss, Objective)  # whether the loss gets the whole batch
 
     def gradient(self, form: Form, examples: int, alone: bool, layout: Fields, found: Found) -> Callable[..., Any]:
         """(params, rest, arrays, key, fraction, first) -> (vectors, sums) of one shard."""
@@ -50,7 +52,7 @@ class Shards:
 
             def root(params: Any) -> Any:
                 model = self._model.bind(self._cast(params), rest, keys.made(key), training=True)
-                term = self._term(model, self._cast(form.filled(arrays)), share)
+                term = self._term_of(model, form.filled(arrays), share)
                 _check(term.root)
                 return self._wide(term.root), (self._measure(term, share, found), term.there, model.others())
 
@@ -69,7 +71,7 @@ class Shards:
         def run(params: Any, rest: Any, arrays: Any, key: Any) -> Any:
             share = Share(examples, 1.0, alone=False)
             model = self._model.bind(self._cast(params), rest, keys.made(key), training=False)
-            return self._measure(self._term(model, self._cast(form.filled(arrays)), share), share, found)
+            return self._measure(self._term_of(model, form.filled(arrays), share), share, found)
 
         return run
 
@@ -78,10 +80,20 @@ class Shards:
 
         def run(params: Any, rest: Any, arrays: Any, key: Any) -> Any:
             model = self._model.bind(self._cast(params), rest, keys.made(key), training=False)
-            named, more = spread(self._cast(form.filled(arrays)))
-            return jax.tree.map(self._wide, model(*named, **more))
+            inputs, named = spread(form.filled(arrays))
+            return self._called(model)(*inputs, **named)
 
         return run
+
+    def _term_of(self, model: Bound, batch: Any, share: Share) -> Term:
+        """The loss of one shard: mixed precision shortens what the model gets, and of no loss the targets."""
+        if self._calls:
+            return self._term(model, self._cast(batch), share)
+        return self._term(self._called(model), batch, share)
+
+    def _called(self, model: Bound) -> Callable[..., Any]:
+        """The model, with inputs in the short type and outputs in the wide one."""
+        return lambda *inputs, **named: jax.tree.map(self._wide, model(*self._cast(inputs), **self._cast(named)))
 
     def _measure(self, term: Term, share: Share, found: Found) -> Any:
         """[loss, weight, divided, metric sums ...] of one shard, before the host's scales."""

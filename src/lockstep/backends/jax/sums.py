@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.backends.jax.fields import Fields
 from lockstep.backends.jax.shards import Found
-from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, LOSS, Column, Sums
 from lockstep.errors import ModelError, NonFiniteError
 
@@ -35,29 +35,45 @@ class Reader:
         self.columns, self._named = found.columns, True
         return np.asarray(sums, np.float64) * found.scales
 
-    def step(self, step: int, layout: Layout, shard: int, sums: Any, found: Found) -> Sums:
-        """The sums of a shard as a layout has them, the names' checksum at the end; a loss must be finite."""
+    def step(self, step: int, fields: Fields, shard: int, sums: Any, found: Found) -> Sums:
+        """The sums of a shard as a layout has them, with what `check` reads at the end; a loss must be finite."""
         values = self.read(sums, found)
         if not np.isfinite(values[LOSS]):
             raise NonFiniteError.at(step, shard, float(values[LOSS]))
-        size = layout.fields[-1].size
-        if len(values) > size - 2:
+        size = fields.layout.fields[-1].size
+        room = size - len(fields.names) - 2
+        if len(values) > room:
             raise ModelError(
-                f"The metrics of a step give at most {size - 2 - FIRST_METRIC} sums. Got "
+                f"The metrics of a step give at most {room - FIRST_METRIC} sums. Got "
                 f"{len(values) - FIRST_METRIC}. Give fewer, or more than one lockstep.Metric."
             )
         result = np.zeros(size)
         result[: len(values)] = values
-        result[-2:] = self._checksum(), 1.0
+        result[room:] = *found.changed, self._checksum(), 1.0
         return result
 
-    def check(self, sums: Sums) -> None:
-        """Raises where a shard of another process has named its metrics otherwise."""
+    def check(self, sums: Sums, fields: Fields) -> None:
+        """Raises where shards, also of other processes, differ in their metrics or in what they have changed."""
         if self._named and sums[-2] != self._checksum() * sums[-1]:
             raise _other_names(self.columns)
+        for name, count in zip(fields.names, _counts(sums, fields), strict=True):
+            if count not in (0, sums[-1]):
+                raise ModelError(
+                    f"A model changes the same variables in every shard. Got {name!r} changed in {int(count)} of "
+                    f"{int(sums[-1])}. Do not let it follow from the number of examples, which differs by one."
+                )
 
     def _checksum(self) -> int:
         return zlib.crc32("\n".join(_names(self.columns)).encode())
+
+
+def changed(sums: Sums, fields: Fields) -> tuple[bool, ...]:
+    """For each of the model's other variables, whether the shards of a step have changed it."""
+    return tuple(bool(count) for count in _counts(sums, fields))
+
+
+def _counts(sums: Sums, fields: Fields) -> Sums:
+    return sums[-2 - len(fields.names) : -2]
 
 
 def _names(columns: Sequence[Column]) -> list[str]:

@@ -48,10 +48,8 @@ def to_state(prefix: str, tree: Any) -> State:
 
 
 def to_array(leaf: Any) -> Array:
-    """A copy of one array; a key of JAX's generators goes as the numbers it is made of."""
-    if is_key(leaf):
-        leaf = jax.random.key_data(leaf)
-    data = np.array(host(leaf))
+    """A copy of one array, as a state has it."""
+    data = np.array(numbers(leaf))
     dtype = str(data.dtype)
     return Array(data.view(np.int16), dtype) if dtype == "bfloat16" else Array(data, dtype)
 
@@ -74,7 +72,7 @@ def from_state(prefix: str, tree: Any, state: Mapping[str, Array], whole: str) -
                 f"The state does not fit this {whole}. At {name!r} it has {there.data.shape} of {there.dtype}, "
                 f"the {whole} {form[0]} of {form[1]}. Load its own state."
             )
-        leaves.append(_wrapped(from_array(there), leaf))
+        leaves.append(wrapped(from_array(there), leaf))
     return refilled(tree, leaves)
 
 
@@ -92,6 +90,16 @@ def check_known(prefix: str, tree: Any, state: Mapping[str, Array], whole: str) 
 def is_key(leaf: Any) -> bool:
     """Whether this is a key of JAX's generators, and no array of numbers."""
     return hasattr(leaf, "dtype") and bool(jax.numpy.issubdtype(leaf.dtype, dtypes.prng_key))
+
+
+def numbers(leaf: Any) -> NDArray[Any]:
+    """The elements on the host; a key of JAX's generators goes as the numbers it is made of."""
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else host(leaf))
+
+
+def copied(tree: Any) -> Any:
+    """Copies on JAX's default device that no later step takes away."""
+    return jax.tree.map(lambda leaf: wrapped(jax.numpy.array(numbers(leaf)), leaf), tree)
 
 
 def host(leaf: Any) -> Any:
@@ -112,8 +120,9 @@ def _form(leaf: Any) -> tuple[tuple[int, ...], str]:
     return tuple(np.shape(plain)), str(getattr(plain, "dtype", np.asarray(plain).dtype))
 
 
-def _wrapped(data: Any, like: Any) -> Any:
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like)) if is_key(like) else data
+def wrapped(numbers: Any, like: Any) -> Any:
+    """The numbers, as a key where they are those of one."""
+    return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(like)) if is_key(like) else numbers
 
 
 def _part(key: Any) -> str:

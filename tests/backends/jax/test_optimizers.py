@@ -1,0 +1,99 @@
+"""Optimizers: what optax and flax have beyond a plain transformation."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.core import freeze
+from flax.training.train_state import TrainState
+
+import lockstep
+from backends.kits import jax as kit
+from lockstep.errors import OptimizerError
+
+assert kit.module  # has made the CPU devices
+LOSS = optax.softmax_cross_entropy_with_integer_labels
+X, Y = np.ones((8, 6), np.float32), np.zeros(8, np.int64)
+
+
+def net():
+    return nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+
+
+def state(kind=TrainState, wrapped=lambda params: params):
+    params = nn.Dense(3).init(jax.random.key(0), X)["params"]
+    return kind.create(apply_fn=nn.Dense(3).apply, params=wrapped(params), tx=optax.adam(0.1))
+
+
+def kernel_alone(params):
+    return jax.tree.map_with_path(lambda path, _: "kernel" in str(path), params)
+
+
+def test_an_nnx_optimizer_may_leave_parameters_out():
+    tx = optax.masked(optax.adam(0.1), kernel_alone)
+    model, other = net(), net()
+    owner = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    held = lockstep.wrap(model, owner, LOSS, shards=2)
+    plain = lockstep.wrap(other, tx, LOSS, shards=2)
+    for trainer in (held, plain):
+        trainer.step((X, Y))
+        trainer.step((X, Y))
+    assert int(owner.step[...]) == 2
+    assert model.kernel[...].tobytes() == other.kernel[...].tobytes()
+
+
+def test_steps_may_be_gathered():
+    tx = optax.MultiSteps(optax.sgd(0.1), 2)
+    trainer = lockstep.wrap(net(), tx, LOSS, shards=2)
+    before = trainer.digests()["model.kernel"]
+    trainer.step((X, Y))
+    assert trainer.digests()["model.kernel"] == before
+    trainer.step((X, Y))
+    assert trainer.digests()["model.kernel"] != before
+
+
+def test_labels_for_parameters_that_are_not_there_yet():
+    labels = {"kernel": "trained", "bias": "left"}
+    tx = optax.multi_transform({"trained": optax.adam(0.1), "left": optax.set_to_zero()}, labels)
+    trainer = lockstep.wrap(nn.Dense(3), tx, LOSS, shards=2)
+    assert trainer.learning_rates == ()
+    trainer.step((X, Y))
+    assert not trainer.state()["model.params.bias"].data.any()
+
+
+def test_a_train_state_of_frozen_parameters():
+    trainer = lockstep.wrap(state(wrapped=freeze), None, LOSS, shards=2)
+    trainer.step((X, Y))
+    found = trainer.model.state
+    found.apply_gradients(grads=found.params)  # parameters and slots in nests of one kind
+
+
+def test_a_train_state_brings_its_optimizer():
+    with pytest.raises(OptimizerError, match=r"A TrainState brings its optimizer. Got it and GradientTransformation"):
+        lockstep.wrap(state(), optax.sgd(0.1), LOSS)
+
+
+class Averaging(TrainState):
+    """Does more than its `tx`."""
+
+    def apply_gradients(self, *, grads, **more):
+        return super().apply_gradients(grads=grads, **more)
+
+
+class Doubling(nnx.Optimizer):
+    """Does something else than its `tx`."""
+
+    def update(self, model, grads, **more):
+        super().update(model, jax.tree.map(lambda value: 2 * value, grads), **more)
+
+
+def test_a_step_that_would_not_be_made_is_refused():
+    with pytest.raises(OptimizerError, match=r"Got a class with its own Averaging.apply_gradients, which would not"):
+        lockstep.wrap(state(Averaging), None, LOSS)
+    model = net()
+    with pytest.raises(OptimizerError, match=r"its own Doubling.update.*Put what it does into tx"):
+        lockstep.wrap(model, Doubling(model, optax.sgd(0.1), wrt=nnx.Param), LOSS)
+    both = nnx.ModelAndOptimizer(model, optax.sgd(0.1), wrt=nnx.Param)  # flax's own
+    assert np.isfinite(lockstep.wrap(model, both, LOSS, shards=2).step((X, Y))["loss"])

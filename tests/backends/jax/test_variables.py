@@ -1,0 +1,93 @@
+"""Variables that are not trained: averaged where every shard changes them, else as they are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import lockstep
+from backends.kits import jax as kit
+from lockstep.errors import ModelError
+
+assert kit.module  # has made the CPU devices
+LOSS = optax.softmax_cross_entropy_with_integer_labels
+GENERATOR = np.random.Generator(np.random.PCG64(5))
+X = GENERATOR.standard_normal((23, 6)).astype(np.float32)
+Y = GENERATOR.integers(0, 3, 23)
+
+
+class Net(nnx.Module):
+    """Two layers; what a test adds comes in subclasses."""
+
+    def __init__(self):
+        self.first = nnx.Linear(6, 8, rngs=nnx.Rngs(0))
+        self.last = nnx.Linear(8, 3, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.last(nnx.relu(self.first(x)))
+
+
+class Choosy(Net):
+    """Keeps a mean of large shards alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = nnx.BatchStat(jnp.zeros(6))
+
+    def __call__(self, x):
+        if len(x) > 1:
+            self.mean[...] = x.mean(0)
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_shards_change_the_same_variables(count):
+    trainer = lockstep.wrap(Choosy(), optax.sgd(0.1), LOSS, devices=count, shards=4)
+    before = trainer.digest()
+    with pytest.raises(ModelError, match=r"the same variables in every shard. Got 'mean' changed in 2 of 4"):
+        trainer.step((X[:6], Y[:6]))
+    assert trainer.digest() == before
+
+
+class Rematerialized(Net):
+    """Passes its first layer through a transformation."""
+
+    def __call__(self, x):
+        return self.last(nnx.relu(nnx.remat(lambda layer, x: layer(x))(self.first, x)))
+
+
+def test_parameters_that_are_not_trained_stay_to_the_bit():
+    model = Rematerialized()
+    last = nnx.All(nnx.Param, nnx.PathContains("last"))
+    trainer = lockstep.wrap(model, nnx.Optimizer(model, optax.sgd(0.1), wrt=last), LOSS, shards=8)
+    before = trainer.digests()
+    trainer.step((X, Y))
+    changed = {name for name, digest in trainer.digests().items() if digest != before[name]}
+    assert changed == {"model.last.kernel", "model.last.bias", "optimizer.step"}
+
+
+class Keyed(Net):
+    """Holds a key of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.key = nnx.Variable(jax.random.key(3))
+
+    def __call__(self, x):
+        return super().__call__(x + jax.random.normal(self.key[...], x.shape[1:]))
+
+
+def test_keys_may_be_variables_and_part_of_an_optimizers_state():
+    def trained(count):
+        tx = optax.chain(optax.add_noise(0.1, 0.5, key=jax.random.key(0)), optax.sgd(0.1))
+        trainer = lockstep.wrap(Keyed(), tx, LOSS, devices=count, shards=2)
+        trainer.step((X, Y))
+        state, before = trainer.state(), trainer.digest()
+        trainer.load_state(state)
+        assert trainer.digest() == before
+        trainer.step((X, Y))
+        return trainer.digest()
+
+    assert trained(1) == trained(2)
