@@ -8,6 +8,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
+
 from lockstep.backends.base import Module
 from lockstep.errors import ModelError
 
@@ -28,7 +30,10 @@ def name_of(model: Any) -> str:
     >>> name_of(Dense([4, 3], seed=0))
     'lockstep.backends.numpy'
     """
-    for kind in type(_telling(model)).__mro__:
+    telling = _telling(model)
+    if telling is not model and isinstance(telling, np.ndarray):  # (apply, variables) before JAX has held them
+        return _HOMES["jax"]
+    for kind in type(telling).__mro__:
         for home, name in _HOMES.items():
             if kind.__module__ == home or kind.__module__.startswith(home + "."):
                 return name
