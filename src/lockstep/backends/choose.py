@@ -8,6 +8,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
+
 from lockstep.backends.arrays import Arrays
 from lockstep.backends.base import Module
 from lockstep.errors import ModelError
@@ -41,7 +43,10 @@ def name_of(model: Any) -> str:
     >>> name_of(Dense([4, 3], seed=0))
     'lockstep.backends.numpy'
     """
-    name = _found(_telling(model), _HOMES)
+    telling = _telling(model)
+    if telling is not model and isinstance(telling, np.ndarray):  # (apply, variables) before JAX has held them
+        return _HOMES["jax"]
+    name = _found(telling, _HOMES)
     if name is not None:
         return name
     raise ModelError(

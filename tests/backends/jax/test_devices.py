@@ -119,6 +119,41 @@ def opened(names):
     return Recipe(Net(), optax.sgd(0.1), LOSS, (), Options()), names
 
 
+class Dropping(Net):
+    """Has keys besides."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.dropout(super().__call__(x))
+
+
+def test_a_mode_is_no_reason_to_compile():
+    model = Dropping()
+    trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=1)
+    trainer.step((X, Y))
+    compiled.clear()
+    for turn in (model.eval, model.train):
+        turn()
+        trainer.step((X, Y))
+    assert not compiled["jaxpr_trace_duration"]
+
+
+def test_keys_and_counters_move_along_with_the_model(monkeypatch):
+    """So that they are no reason to leave JAX's devices as they are."""
+    model = Dropping()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    found, of = [], devices.of
+    monkeypatch.setattr(devices, "of", lambda names, exact, own: found.extend(map(id, own)) or of(names, exact, own))
+    keys = [leaf._base_array for leaf in jax.tree.leaves(nnx.as_pure(nnx.state(model, nnx.RngKey)))]
+    steps = optimizer.step.get_raw_value()
+    lockstep.wrap(model, optimizer, LOSS, shards=1)
+    assert keys
+    assert {id(steps), *map(id, keys)} <= set(found)
+
+
 def test_devices_are_of_one_kind():
     with pytest.raises(DeviceError, match="Devices are all of one type"):
         lockstep.wrap(Net(), optax.sgd(0.1), LOSS, devices=["cpu:0", "cuda:0"])

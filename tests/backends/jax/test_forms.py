@@ -142,6 +142,28 @@ def test_a_plain_function_of_plain_parameters():
     assert trainer.model.variables["w"].shape == (6, 3)
 
 
+def test_variables_may_still_be_numpys():
+    trainer = lockstep.wrap(
+        (lambda params, x: x @ params["w"], {"w": np.ones((6, 3), np.float32)}), optax.sgd(0.1), LOSS
+    )
+    np.testing.assert_allclose(trainer.predict(X), X @ np.ones((6, 3)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("made", [lambda: (nn.Dense(3), initialized(nn.Dense(3))), state], ids=["pair", "TrainState"])
+def test_the_model_of_a_trainer_may_be_wrapped_again(made):
+    model = made()
+    optimizer = None if isinstance(model, TrainState) else optax.sgd(0.1)
+    one = lockstep.wrap(model, optimizer, LOSS, shards=2)
+    one.step((X, Y))
+    rows = one.predict(X)
+    other = lockstep.wrap(one.model, optimizer, LOSS, shards=2)
+    np.testing.assert_array_equal(other.predict(X), rows)
+    other.step((X, Y))
+    np.testing.assert_array_equal(one.predict(X), rows)
+    for trainer in (one, other):
+        np.testing.assert_allclose(trainer.model(X), trainer.predict(X), rtol=1e-5, atol=1e-5)
+
+
 def test_a_train_state_comes_back_up_to_date():
     given = state()
     before = np.array(given.params["Dense_0"]["kernel"])

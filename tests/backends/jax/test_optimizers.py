@@ -1,7 +1,10 @@
 """Optimizers: what optax and flax have beyond a plain transformation."""
 
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -61,6 +64,28 @@ def test_labels_for_parameters_that_are_not_there_yet():
     assert trainer.learning_rates == ()
     trainer.step((X, Y))
     assert not trainer.state()["model.params.bias"].data.any()
+
+
+class Steps(NamedTuple):
+    """A state whose field has the name of flax's own counter."""
+
+    step: jax.Array
+
+
+def test_a_state_of_optax_may_count_steps_too():
+    tx = optax.GradientTransformation(
+        lambda params: Steps(jnp.full((), 0.5)),
+        lambda updates, state, params=None: (jax.tree.map(jnp.negative, updates), Steps(state.step + 1)),
+    )
+    params = nn.Dense(3).init(jax.random.key(0), X)["params"]
+    given = TrainState.create(apply_fn=nn.Dense(3).apply, params=params, tx=tx)
+    trainer = lockstep.wrap(given, None, LOSS, shards=2)
+    trainer.step((X, Y))
+    before = trainer.digest()
+    trainer.load_state(trainer.state())
+    assert trainer.digest() == before
+    found = trainer.model.state
+    assert (int(found.step), float(found.opt_state.step)) == (1, 1.5)
 
 
 def test_a_train_state_of_frozen_parameters():

@@ -61,6 +61,17 @@ def test_an_apply_that_forgets_what_it_keeps():
         trainer.step((X, Y))
 
 
+def test_an_apply_names_what_it_is_given():
+    def apply(variables, x, **more):
+        return x @ variables["params"] + more["train"]
+
+    with pytest.raises(KeyError) as caught:
+        wrapped((apply, {"params": jnp.ones((6, 3))})).step((X, Y))
+    assert (
+        "Got one with **. Write for example apply(variables, x, *, train, rngs, mutable)" in caught.value.__notes__[0]
+    )
+
+
 def test_an_apply_is_given_keys_and_gives_back_what_it_keeps():
     def apply(variables, x, *, rngs, mutable):
         outputs = x @ variables["params"] + jax.random.normal(rngs["dropout"], (3,))

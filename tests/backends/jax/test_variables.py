@@ -65,7 +65,7 @@ def test_parameters_that_are_not_trained_stay_to_the_bit():
     before = trainer.digests()
     trainer.step((X, Y))
     changed = {name for name, digest in trainer.digests().items() if digest != before[name]}
-    assert changed == {"model.last.kernel", "model.last.bias", "optimizer.step"}
+    assert changed == {"model.last.kernel", "model.last.bias", "optimizer.steps made"}
 
 
 class Keyed(Net):
@@ -91,3 +91,50 @@ def test_keys_may_be_variables_and_part_of_an_optimizers_state():
         return trainer.digest()
 
     assert trained(1) == trained(2)
+
+
+class Counting(Net):
+    """Counts its calls in arrays that no variable holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = nnx.data(jnp.zeros((), jnp.int32))
+        self.more = nnx.data({"calls": [jnp.zeros((), jnp.int32)]})
+
+    def __call__(self, x):
+        self.calls = self.calls + 1
+        self.more["calls"][0] = self.more["calls"][0] + 1
+        return super().__call__(x)
+
+
+def test_arrays_without_a_variable_are_up_to_date_too():
+    model = Counting()
+    trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, devices=2, shards=2)
+    trainer.step((X, Y))
+    trainer.step((X, Y))
+    assert (int(model.calls), int(model.more["calls"][0])) == (2, 2)
+    model.last.bias[...] = jnp.zeros(3, jnp.float32)  # takes everything over from the module
+    assert trainer.state()["model.calls"].data == 2
+    model.calls = jnp.asarray(7, jnp.int32)
+    assert trainer.state()["model.calls"].data == 7
+
+
+@pytest.mark.parametrize("value", [jnp.zeros((1, 3)), jnp.zeros(3, jnp.bfloat16)], ids=["shape", "type"])
+def test_a_variable_keeps_its_form(value):
+    model = Net()
+    trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=2)
+    model.last.bias.set_value(value)
+    with pytest.raises(
+        ModelError, match=r"keeps its shape and type. Got .* where \(3,\) of float32 was, at 'last.bias'"
+    ):
+        trainer.step((X, Y))
+    model.last.bias.set_value(np.zeros(3, np.float32))
+    assert not trainer.state()["model.last.bias"].data.any()
+
+
+def test_what_was_hung_into_a_module_is_named():
+    model = Net()
+    trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=2)
+    model.seen = nnx.Intermediate((jnp.zeros(3),))  # as an eager call that sows does
+    with pytest.raises(ModelError, match="'seen' was replaced, added or taken away"):
+        trainer.step((X, Y))

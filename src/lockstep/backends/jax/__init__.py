@@ -6,7 +6,7 @@ from dataclasses import replace
 from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.jax import devices as chips
 from lockstep.backends.jax import models
-from lockstep.backends.jax.applied import Applied
+from lockstep.backends.jax.applied import Applied, Handle
 from lockstep.backends.jax.backend import JaxBackend
 from lockstep.backends.jax.criteria import CrossEntropy, SquaredError
 
@@ -29,6 +29,9 @@ def adopt(recipe: Recipe) -> Recipe:
     """The recipe with a model that the script can call: a function of variables gets a handle."""
     if isinstance(recipe.model, models.MODULE):
         return recipe
+    if isinstance(recipe.model, Handle):
+        taken = recipe.model.optimizer is not None  # by another trainer, which goes on with it
+        return replace(recipe, model=recipe.model.again()) if taken else recipe
     model = models.of(recipe.model)
     assert isinstance(model, Applied)
     return replace(recipe, model=model.handle)

@@ -16,7 +16,7 @@ from flax.core import unfreeze
 from flax.training.train_state import TrainState
 
 from lockstep.backends.jax import batches, modes, trees
-from lockstep.errors import ModelError, StateError
+from lockstep.errors import ModelError
 
 PARAMS = "params"
 _OWN_FIELDS = {"step", "apply_fn", "params", "tx", "opt_state"}  # of every TrainState
@@ -28,8 +28,8 @@ class Applied:
     donated = True  # the script sees copies
 
     def __init__(self, apply: Callable[..., Any], module: nn.Module | None, variables: Any) -> None:
-        self._apply = apply
-        self._module = module
+        self.apply = apply
+        self.module = module
         self._collected = module is not None or (isinstance(variables, Mapping) and PARAMS in variables)
         self.home = "model.params" if self._collected else "model"
         self.state: TrainState | None = None
@@ -64,12 +64,7 @@ class Applied:
         return model
 
     def _take(self, variables: Any) -> None:
-        gone = trees.deleted(variables)
-        if gone:
-            raise StateError(
-                f"A model's arrays are there. Got {len(gone)} whose memory was donated, the first at {gone[0]!r}. "
-                "Leave donate_argnums out where the model goes on, or give the arrays that came back."
-            )
+        trees.check_there(variables)
         if not self._collected:
             self.params, self.rest = variables, {}
             return
@@ -80,7 +75,7 @@ class Applied:
         self.rest = {
             name: value
             for name, value in variables.items()
-            if name != PARAMS and not (self._module is not None and _sown(value))
+            if name != PARAMS and not (self.module is not None and _sown(value))
         }
 
     def variables(self, params: Any, rest: Any) -> Any:
@@ -90,7 +85,7 @@ class Applied:
     def bind(self, params: Any, rest: Any, key: Any, training: bool) -> "BoundApply":
         """The function with these variables and a shard's own key."""
         apply, named = self._in_mode(training)
-        taken = {"rngs", "mutable"} if self._module is not None else modes.accepted(apply)
+        taken = {"rngs", "mutable"} if self.module is not None else modes.accepted(apply)
         if "rngs" in taken:
             named["rngs"] = _streams(key)
         mutable = sorted(rest) if training and "mutable" in taken else []
@@ -100,23 +95,23 @@ class Applied:
 
     def _in_mode(self, training: bool) -> tuple[Callable[..., Any], dict[str, Any]]:
         """The function, and how it is told the mode: by an argument of the call, else by a field of the module."""
-        call = self._apply if self._module is None else type(self._module).__call__
+        call = self.apply if self.module is None else type(self.module).__call__
         name = modes.argument(call)
         if name is not None:
-            return self._apply, {name: modes.value(name, training)}
-        if self._module is not None:
-            fields = {field.name: getattr(self._module, field.name) for field in dataclasses.fields(self._module)}
+            return self.apply, {name: modes.value(name, training)}
+        if self.module is not None:
+            fields = {field.name: getattr(self.module, field.name) for field in dataclasses.fields(self.module)}
             name = modes.field(fields)
             if name is not None:
-                clone: Any = self._module.clone
+                clone: Any = self.module.clone
                 return clone(**{name: modes.value(name, training)}).apply, {}
-        return self._apply, {}
+        return self.apply, {}
 
     def start(self, inputs: Any, key: Any) -> None:
         """Initializes a linen module from the first batch's inputs."""
         if self.params is not None:
             return
-        assert self._module is not None
+        assert self.module is not None
         apply, named = self._in_mode(training=False)
         module = apply.__self__  # type: ignore[attr-defined]
         form, arrays = batches.split(inputs)
@@ -174,8 +169,8 @@ class BoundApply:
         """The outputs; what the model keeps is remembered."""
         named = {**self._named, **named}
         if not self._mutable:
-            return self._apply(self.variables, *inputs, **named)
-        result = self._apply(self.variables, *inputs, mutable=self._mutable, **named)
+            return self._run(inputs, named)
+        result = self._run(inputs, {**named, "mutable": self._mutable})
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
             raise ModelError(
                 f"With mutable={self._mutable} apply gives (outputs, variables). Got {type(result).__name__}. "
@@ -184,6 +179,17 @@ class BoundApply:
         outputs, kept = result
         self._rest = {**self._rest, **{name: unfreeze(kept[name]) for name in self._mutable if name in kept}}
         return outputs
+
+    def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        try:
+            return self._apply(self.variables, *inputs, **named)
+        except Exception as error:
+            if modes.takes_any(self._apply):
+                error.add_note(
+                    "The mode, rngs and mutable are given to an apply that names them. Got one with **. "
+                    "Write for example apply(variables, x, *, train, rngs, mutable)."
+                )
+            raise
 
     @property
     def variables(self) -> Any:
@@ -221,6 +227,13 @@ class Handle:
         kept = {name: value for name, value in rest.items() if hasattr(state, name)}
         opt_state, step = self.optimizer.current()
         return state.replace(step=step, params=params, opt_state=opt_state, **kept)
+
+    def again(self) -> "Handle":
+        """A handle on a copy of the model as it is now, for another trainer."""
+        given = self.applied
+        if given.state is not None:
+            return Applied.of_state(self.state).handle
+        return Applied(given.apply, given.module, None if given.params is None else self.variables).handle
 
     def _current(self) -> tuple[Any, Any]:
         if self.applied.params is None:

@@ -26,7 +26,6 @@ from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, loss, resolve
-from lockstep.core.objective import Objective
 from lockstep.errors import LockstepError, ModelError
 
 
@@ -77,7 +76,7 @@ class JaxBackend:
 
     def layout(self, phase: str) -> Layout:
         """Every parameter, what else the model keeps, and the sums."""
-        self._start(self._inputs)
+        self._start(partial(losses.inputs, self._recipe.loss))
         return self._fields.layout
 
     def node(self, layout: Layout, memory: memoryview | None) -> Node:
@@ -175,7 +174,7 @@ class JaxBackend:
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Loss and metrics of each shard, without training."""
-        self._start(self._inputs)
+        self._start(partial(losses.inputs, self._recipe.loss))
         started = []
         self._reader.begin()
         for row, place in self._places(work):
@@ -277,14 +276,6 @@ class JaxBackend:
                     "none. Give wrap (module, module.init(key, x)), or a first batch with an example for every shard."
                 )
             self._replicas.start(inputs(piece), keys.initial(self._work.seed))
-
-    def _inputs(self, piece: Any) -> Any:
-        if isinstance(self._recipe.loss, Objective):
-            raise ModelError(
-                "Under an objective nobody knows what a linen module is called with. Got one without variables. "
-                "Give wrap (module, module.init(key, x))."
-            )
-        return piece if self._recipe.loss is None else losses.parts(piece)[0]
 
     def _pieces(self, work: Work) -> list[dict[int, Any]]:
         """The shards of every device, those of its replicas together."""

@@ -7,10 +7,10 @@ divides by (targets that count, class weights) stands here.
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
+from lockstep.backends.jax import fields
 from lockstep.errors import ModelError
 
 REDUCTIONS = ("mean", "sum")
@@ -52,8 +52,8 @@ class CrossEntropy:
             return None
         counted = self._counted(targets)
         if self.weights is None:
-            return counted.astype(_wide())
-        return jnp.where(counted, jnp.asarray(self.weights, _wide())[jnp.where(counted, targets, 0)], 0)
+            return counted.astype(fields.wide())
+        return jnp.where(counted, jnp.asarray(self.weights, fields.wide())[jnp.where(counted, targets, 0)], 0)
 
     def _counted(self, targets: Any) -> Any:
         return jnp.ones(targets.shape, bool) if self.ignore_index is None else targets != self.ignore_index
@@ -80,11 +80,6 @@ class SquaredError:
 
     def weights_of(self, targets: Any, values: Any) -> None:
         """All count alike."""
-
-
-def _wide() -> Any:
-    """The widest float that this script lets JAX compute in."""
-    return jax.dtypes.canonicalize_dtype(float)
 
 
 def _check(reduction: str) -> None:

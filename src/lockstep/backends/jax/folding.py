@@ -6,7 +6,7 @@ its slice of everybody's nodes, adds them in tree order, and all gather the sums
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ AXIS = "shard"
 lax: Any = jax.lax
 SMALL = 1 << 14  # elements; below that, everybody adds everything, which saves a meeting
 
-Value = TypeVar("Value")
 Expression = Any  # (left, right) of expressions; [round, row] of a leaf, as a frozen pair of numbers
 
 

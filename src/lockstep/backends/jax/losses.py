@@ -144,6 +144,16 @@ def parts(batch: Any) -> tuple[Any, Any, Any]:
     )
 
 
+def inputs(loss: Any, batch: Any) -> Any:
+    """What a linen module without variables will be called with."""
+    if isinstance(loss, Objective):
+        raise ModelError(
+            "Under an objective nobody knows what a linen module is called with. Got one without variables. "
+            "Give wrap (module, module.init(key, x))."
+        )
+    return batch if loss is None else parts(batch)[0]
+
+
 def _compared(criterion: Any, model: Any, batch: Any, share: Share) -> Term:
     """A loss of (outputs, targets), with example weights where the batch has them."""
     inputs, targets, weights = parts(batch)

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+FLAGS = ("deterministic", "use_running_average")  # what `train()` and `eval()` of an nnx module turn
 _NAMES = {"train": True, "training": True, "is_training": True, "deterministic": False}
 
 
@@ -47,6 +48,19 @@ def accepted(call: Callable[..., Any]) -> set[str]:
         return set()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name for name, parameter in parameters.items() if parameter.kind in kinds}
+
+
+def takes_any(call: Callable[..., Any]) -> bool:
+    """Whether a call takes arguments that it does not name.
+
+    >>> takes_any(lambda x, **more: x)
+    True
+    """
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _first(names: Collection[str]) -> str | None:

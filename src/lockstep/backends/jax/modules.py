@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from lockstep.backends.jax import modes, trees
@@ -27,6 +28,7 @@ class Module:
         self._module = module
         self._wrt = wrt
         self._nodes = [node for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Pytree)]
+        self._flags = {*modes.FLAGS, modes.field(vars(module))}
         self._keeps = _variables(module)
         self._published: list[Any] = []
         self._plain, self._hung = self._attributes()
@@ -38,11 +40,16 @@ class Module:
         _, params, _, rest = parts
         self.params, self.rest = nnx.as_pure(params), nnx.as_pure(rest)
         self._owners = [*self._found(params), *self._found(rest)]
+        self._names = [*trees.named(self.params), *trees.named(self.rest)]
         self._published = self.held()
 
     def _found(self, state: Any) -> list[Any]:
-        """The module's own variable behind each array of a state; None for an array that no variable holds."""
-        return [self._keeps.get(path) for path, _ in nnx.to_flat_state(state)]
+        """What holds each array of a state: a variable of the module's, or a plain attribute."""
+        nodes = dict(nnx.iter_graph(self._module))
+        return [
+            self._keeps[path] if path in self._keeps else _Attribute(nodes[path[:-1]], path[-1])
+            for path, _ in nnx.to_flat_state(state)
+        ]
 
     def bind(self, params: Any, rest: Any, key: Any, training: bool) -> "BoundModule":
         """A copy of the module with these variables and a shard's own keys."""
@@ -66,8 +73,7 @@ class Module:
         """Puts the arrays into the script's own variables."""
         self.params, self.rest = params, rest
         for owner, leaf in zip(self._owners, [*jax.tree.leaves(params), *jax.tree.leaves(rest)], strict=True):
-            if owner is not None:
-                owner.set_raw_value(leaf, _unsafe_bypass_check=True)
+            owner.set_raw_value(leaf, _unsafe_bypass_check=True)
         self._published = self.held()
 
     def changed(self) -> bool:
@@ -75,6 +81,12 @@ class Module:
         held = self.held()
         if all(one is other for one, other in zip(held, self._published, strict=True)):
             return False
+        for name, old, new in zip(self._names, self._published, held, strict=True):
+            if _form(old) != _form(new):
+                raise ModelError(
+                    f"A variable keeps its shape and type. Got {_form(new)} where {_form(old)} was, at {name!r}. "
+                    "Write an array of that form, or call lockstep.wrap again."
+                )
         self._split()
         return True
 
@@ -82,9 +94,10 @@ class Module:
         """The plain attributes of every module in the graph; what else hangs there is to stay."""
         plain, hung = self._attributes()
         if hung != self._hung:
+            name = next(key for key, _ in [*hung, *self._hung] if hung.count((key, _)) != self._hung.count((key, _)))
             raise ModelError(
-                "A model keeps the modules and variables it was wrapped with. Some were replaced since. Call "
-                "lockstep.wrap again after changing the model; writing variable[...] = array works."
+                f"A model keeps the modules and variables it was wrapped with. {name!r} was replaced, added or taken "
+                "away since. Call lockstep.wrap again after changing the model; writing variable[...] = array works."
             )
         if plain != self._plain:
             self._plain = plain
@@ -92,10 +105,12 @@ class Module:
         return plain
 
     def _attributes(self) -> tuple[list[Any], list[Any]]:
-        """The plain values of every module, and the identity of all others."""
+        """The plain values of every module without its mode's flags, and the identity of what else hangs there."""
         plain, hung = [], []
         for node in self._nodes:
             for key, value in vars(node).items():
+                if key in self._flags or key.startswith("_pytree") or isinstance(value, jax.Array | np.ndarray):
+                    continue
                 if type(value) in _PLAIN:
                     plain.append((key, value))
                 else:
@@ -108,7 +123,23 @@ class Module:
 
     def held(self) -> list[Any]:
         """The arrays in the script's own variables."""
-        return [None if owner is None else owner.get_raw_value() for owner in self._owners]
+        return [owner.get_raw_value() for owner in self._owners]
+
+
+class _Attribute:
+    """An array that no variable holds but a module itself, or a dict or list in it, with a variable's face."""
+
+    def __init__(self, node: Any, key: Any) -> None:
+        own = isinstance(node, nnx.Pytree)
+        self._place: Any = vars(node) if own else node
+        self._key: Any = str(key) if own else key
+
+    def get_raw_value(self) -> Any:
+        return self._place[self._key]
+
+    def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool) -> None:
+        if not isinstance(self._place, tuple):  # which cannot be written to
+            self._place[self._key] = value
 
 
 class BoundModule:
@@ -137,6 +168,11 @@ class BoundModule:
         frozen = _variables(self._module, nnx.Param)
         came = nnx.to_flat_state(self._rest)
         return trees.refilled(self._rest, [leaf if path in frozen else flat[path] for path, leaf in came])
+
+
+def _form(value: Any) -> str:
+    dtype = value.dtype if trees.is_key(value) else jax.dtypes.canonicalize_dtype(np.asarray(value).dtype)
+    return f"{np.shape(value)} of {dtype}"
 
 
 def _graph(module: nnx.Module, training: bool) -> Any:

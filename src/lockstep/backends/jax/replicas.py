@@ -9,16 +9,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from lockstep.backends.base import Array, Recipe, State
-from lockstep.backends.jax import devices, models, optimizers, trees
+from lockstep.backends.jax import devices, fields, models, optimizers, trees
 from lockstep.backends.jax.applied import Handle
 from lockstep.backends.jax.executables import Executables
 from lockstep.backends.jax.fields import Fields
 from lockstep.backends.jax.nodes import Total
-from lockstep.errors import StateError
 
-_STEP = "optimizer.step"
+_STEPS = "optimizer.steps made"  # no name of a field, so that no state of optax has it
 
 
 class Replicas:
@@ -26,6 +26,7 @@ class Replicas:
 
     def __init__(self, recipe: Recipe) -> None:
         self._options = recipe.options
+        self._given = recipe.model, recipe.optimizer
         self.model = models.of(recipe.model, optimizers.wrt(recipe.optimizer))
         self.optimizer = optimizers.of(recipe.optimizer, getattr(self.model, "state", None))
         if isinstance(recipe.model, Handle):
@@ -48,7 +49,7 @@ class Replicas:
         """A copy of the state on each of these devices; several replicas may share one."""
         if self.ready:
             self.look()
-        own = jax.tree.leaves((self.model.params, self.model.rest, self.optimizer.state))
+        own = _arrays((self.model.params, self.model.rest, self.optimizer.state), *self._given)
         state = jax.tree.map(trees.host, (self.model.params, self.model.rest, self.optimizer.state))
         chosen = devices.of(names, self._options.exact, own)
         unique = list(dict.fromkeys(chosen))
@@ -80,13 +81,7 @@ class Replicas:
         """Refuses arrays whose memory the script has given away."""
         shared = [] if self.model.donated and self.optimizer.donated else self.copies[:1]  # with the script's objects
         for tree in (*shared, self.model.held(), self.optimizer.held()):
-            if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(tree)):
-                gone = trees.deleted(tree)
-                raise StateError(
-                    f"A model's arrays are there. Got {len(gone)} whose memory was donated, the first at {gone[0]!r}. "
-                    "Leave donate_argnums out where the model goes on, or put the arrays that came back into the "
-                    "model and call lockstep.wrap again."
-                )
+            trees.check_there(tree)
 
     def take(self, params: Any, rest: Any, state: Any, steps: int | None) -> None:
         """Puts a state on every device and into the script's own objects."""
@@ -171,7 +166,7 @@ class Replicas:
 
     def scalar(self, value: float) -> Any:
         """A number as an argument of an executable."""
-        return np.asarray(value, jax.dtypes.canonicalize_dtype(float))
+        return np.asarray(value, fields.wide())
 
     # -- the state, by name
 
@@ -184,7 +179,7 @@ class Replicas:
         state = trees.to_state(self.model.home, params) | trees.to_state("model", rest)
         state |= trees.to_state("optimizer", slots)
         if self.optimizer.steps is not None:
-            state[_STEP] = Array(np.asarray(self.optimizer.steps), "int64")
+            state[_STEPS] = Array(np.asarray(self.optimizer.steps), "int64")
         return state
 
     def load(self, state: Mapping[str, Array]) -> None:
@@ -194,22 +189,14 @@ class Replicas:
             return
         home = self.model.home
         params, rest = self.model.rebuilt(state)
-        known = {f"{home}.{name}" for name in trees.named(params)} | {f"model.{name}" for name in trees.named(rest)}
-        strange = [name for name in state if name.startswith("model.") and name not in known]
-        if strange:
-            raise StateError(
-                f"The state does not fit this model, which has no {strange[0].removeprefix('model.')!r}. "
-                "Load the state of this model."
-            )
+        trees.check_known("model", trees.names(home, params) | trees.names("model", rest), state)
         params = trees.from_state(home, params, state, "model")
         rest = trees.from_state("model", rest, state, "model")
         if self.optimizer.state is None:
             self.optimizer.start(params)
         slots = trees.from_state("optimizer", self.optimizer.state, state, "optimizer")
-        trees.check_known(
-            "optimizer", self.optimizer.state, {k: v for k, v in state.items() if k != _STEP}, "optimizer"
-        )
-        steps = state[_STEP].data.item() if _STEP in state else self.optimizer.steps
+        trees.check_known("optimizer", trees.names("optimizer", self.optimizer.state) | {_STEPS}, state)
+        steps = state[_STEPS].data.item() if _STEPS in state else self.optimizer.steps
         self.take(params, rest, slots, steps)
         self._loads += 1
 
@@ -245,6 +232,13 @@ class Replicas:
 def runs_ahead(device: Any) -> bool:
     """Whether the host tells the device what to do long before it is done."""
     return bool(device.platform != "cpu")
+
+
+def _arrays(*objects: Any) -> list[Any]:
+    """All arrays of these objects, as JAX lists them: an nnx module's and its optimizer's counters, keys as numbers."""
+    nests = [nnx.as_pure(nnx.state(each)) if isinstance(each, nnx.Pytree) else each for each in objects]
+    leaves = [leaf for leaf in jax.tree.leaves(nests) if isinstance(leaf, jax.Array)]
+    return [getattr(leaf, "_base_array", leaf) for leaf in leaves]
 
 
 def _form(leaf: Any) -> Any:

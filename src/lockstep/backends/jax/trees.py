@@ -4,7 +4,7 @@ A name is the framework's own path joined with dots: `params.Dense_0.kernel`,
 `layers.0.kernel`, `0.mu.layers.0.kernel`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -76,13 +76,17 @@ def from_state(prefix: str, tree: Any, state: Mapping[str, Array], whole: str) -
     return refilled(tree, leaves)
 
 
-def check_known(prefix: str, tree: Any, state: Mapping[str, Array], whole: str) -> None:
-    """Raises where the state has an array that the nest has not."""
-    known = {f"{prefix}.{name}" for name in named(tree)}
+def names(prefix: str, tree: Any) -> set[str]:
+    """The names that a nest's arrays have in a state."""
+    return {f"{prefix}.{name}" for name in named(tree)}
+
+
+def check_known(whole: str, known: Collection[str], state: Mapping[str, Array]) -> None:
+    """Raises where the state has an array that the model, or the optimizer, has not."""
     for name in state:
-        if name.startswith(f"{prefix}.") and name not in known:
+        if name.startswith(f"{whole}.") and name not in known:
             raise StateError(
-                f"The state does not fit this {whole}, which has no {name.removeprefix(prefix + '.')!r}. "
+                f"The state does not fit this {whole}, which has no {name.removeprefix(whole + '.')!r}. "
                 "Load its own state."
             )
 
@@ -109,9 +113,18 @@ def host(leaf: Any) -> Any:
     return leaf
 
 
-def deleted(tree: Any) -> list[str]:
-    """The names of arrays whose memory was given to somebody else."""
-    return [name for name, leaf in named(tree).items() if isinstance(leaf, jax.Array) and leaf.is_deleted()]
+def check_there(tree: Any) -> None:
+    """Refuses arrays whose memory the script has given away."""
+    if any(map(_is_deleted, jax.tree.leaves(tree))):
+        gone = [name for name, leaf in named(tree).items() if _is_deleted(leaf)]
+        raise StateError(
+            f"A model's arrays are there. Got {len(gone)} whose memory was donated, the first at {gone[0]!r}. "
+            "Leave donate_argnums out where the model goes on, or give lockstep.wrap the arrays that came back."
+        )
+
+
+def _is_deleted(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and bool(leaf.is_deleted())
 
 
 def _form(leaf: Any) -> tuple[tuple[int, ...], str]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
 from lockstep.backends.jax import JaxBackend
-from lockstep.backends.jax.backend import CUSTOM_SUMS
 from lockstep.backends.jax.fields import Fields
+from lockstep.backends.jax.metrics import CUSTOM_SUMS
 from lockstep.backends.keras import pickling, sources
 from lockstep.backends.keras.compiled import Compiled, parts
 from lockstep.backends.keras.on_jax.net import Net

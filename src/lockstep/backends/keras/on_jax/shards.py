@@ -45,6 +45,7 @@ class KerasShards(Shards):
         """[loss, weight, divided, the metrics' variables ...] of one shard, before the host's scale of the loss."""
         head = [jnp.asarray(each) for each in (term.loss, term.weight, term.divided)]
         flat = [jnp.ravel(jax.lax.stop_gradient(each)).astype(fields.wide()) for each in (*head, *term.outputs)]
+        found.divided = not (isinstance(term.divided, float) and term.divided == 0.0)
         found.columns = self._compiled.measures.columns()
         found.scales = np.array([term.scale, *[1.0] * (sum(each.size for each in flat) - 1)])
         return jnp.concatenate(flat)
