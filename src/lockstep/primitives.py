@@ -50,7 +50,14 @@ def replicate(params: Nest, devices: Any) -> list[Nest]:
     backend = choose.arrays(home)
 
     def replica(device: str) -> Nest:
-        nest: Nest = _refilled(params, (backend.copy(array, device) for array in _values(params)))
+        copies: dict[int, Any] = {}  # an array that stands at two places is one array on every device too
+
+        def copy(array: Any) -> Any:
+            if id(array) not in copies:
+                copies[id(array)] = backend.copy(array, device)
+            return copies[id(array)]
+
+        nest: Nest = _refilled(params, map(copy, _values(params)))
         return nest
 
     return [replica(device) for device in _named(home, devices)]
@@ -117,16 +124,16 @@ def allreduce(arrays: Sequence[Nest]) -> list[Nest]:
     backend = choose.arrays(home)
     for column in columns:
         _check(column, backend)
-    totals = [_total(column, backend) for column in columns]
-    return [_refilled(arrays[0], iter(values)) for values in zip(*totals, strict=True)]
+    # Every sum is there before the first is written: one array may stand at two places, or be a view of another.
+    totals = [None if column[0] is None else tree.fold(column, backend.add) for column in columns]
+    written = [_written(total, column, backend) for total, column in zip(totals, columns, strict=True)]
+    return [_refilled(arrays[0], iter(values)) for values in zip(*written, strict=True)]
 
 
-def _total(column: Sequence[Any], backend: Arrays) -> Sequence[Any]:
-    """The ordered sum, in every array's place."""
-    if len(column) == 1 or column[0] is None:
-        return column
-    total = tree.fold(column, backend.add)
-    return [backend.write(total, target) for target in column]
+def _written(total: Any, column: Sequence[Any], backend: Arrays) -> Sequence[Any]:
+    """The sum, in every array's place."""
+    alone = len(column) == 1 or total is None
+    return column if alone else [backend.write(total, target) for target in column]
 
 
 def _abreast(nests: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -274,3 +274,17 @@ def test_two_frameworks_do_not_mix(kit):
     ):
         with pytest.raises(BatchError, match=r"arrays of one framework\. Got .*numpy"):
             call()
+
+
+def test_an_array_at_two_places_is_added_once():
+    one, other = np.array([1.0]), np.array([2.0])
+    lockstep.allreduce([{"enc": one, "dec": one}, {"enc": other, "dec": other}])
+    assert one.tolist() == other.tolist() == [3.0]
+
+
+def test_an_array_at_two_places_is_one_array_on_every_device():
+    tied = np.ones(2)
+    first, second = lockstep.replicate({"enc": tied, "dec": tied}, 2)
+    assert first["enc"] is first["dec"]
+    assert second["enc"] is second["dec"]
+    assert first["enc"] is not second["enc"]

@@ -171,3 +171,27 @@ def test_batches_by_index():
 
     assert digest(data) == digest((X, Y))
     assert data.ended == 1
+
+
+@pytest.mark.skipif(keras.config.backend() == "tensorflow", reason="TensorFlow's step multiplies by the scale")
+def test_a_loss_scale_is_refused():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(0.1, loss_scale_factor=128.0), "mse")
+    with pytest.raises(lockstep.LockstepError, match="trains without a loss scale"):
+        lockstep.wrap(model)
+
+
+def test_targets_that_are_left_out_do_not_count():
+    def made():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2)
+        model.compile(keras.optimizers.SGD(1.0), loss)
+        return model
+
+    plain, model = made(), made()
+    expected = plain.train_on_batch(X, Y)
+    logs = lockstep.wrap(model, shards=4).step((X, Y))
+    assert logs["loss"] == pytest.approx(float(np.ravel(expected)[0]), abs=1e-5)
+    for one, other in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)

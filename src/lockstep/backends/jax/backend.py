@@ -76,7 +76,7 @@ class JaxBackend:
 
     def layout(self, phase: str) -> Layout:
         """Every parameter, what else the model keeps, and the sums."""
-        self._start(partial(losses.inputs, self._recipe.loss))
+        self._start(self._inputs)
         return self._fields.layout
 
     def node(self, layout: Layout, memory: memoryview | None) -> Node:
@@ -174,7 +174,7 @@ class JaxBackend:
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Loss and metrics of each shard, without training."""
-        self._start(partial(losses.inputs, self._recipe.loss))
+        self._start(self._inputs)
         started = []
         self._reader.begin()
         for row, place in self._places(work):
@@ -276,6 +276,9 @@ class JaxBackend:
                     "none. Give wrap (module, module.init(key, x)), or a first batch with an example for every shard."
                 )
             self._replicas.start(inputs(piece), keys.initial(self._work.seed))
+
+    def _inputs(self, piece: Any) -> Any:
+        return losses.inputs(self._recipe.loss, piece)
 
     def _pieces(self, work: Work) -> list[dict[int, Any]]:
         """The shards of every device, those of its replicas together."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras.src.backend import get_keras_mask  # JAX's arrays carry no attributes, so theirs lie in a table
 
 from lockstep.errors import ModelError
 
@@ -61,19 +62,29 @@ def _spread(weights: Any, count: int) -> list[Any]:
 
 def _divisor(loss: Any, targets: Any, outputs: Any, weights: Any) -> Any:
     weighted = loss.reduction == "mean_with_sample_weight"
-    mask = getattr(outputs, "_keras_mask", None)
+    mask = get_keras_mask(outputs)
     if mask is None and getattr(loss, "_fn_kwargs", {}).get("ignore_class") is None and not weighted:
         return None  # nothing is left out, so nothing is worked out twice
     values = loss.call(ops.convert_to_tensor(targets, loss.dtype), ops.convert_to_tensor(outputs, loss.dtype))
-    out_mask = getattr(values, "_keras_mask", None)
+    out_mask = get_keras_mask(values)
     if mask is not None and out_mask is not None:
         mask = ops.logical_and(mask, out_mask)
     elif mask is None:
         mask = out_mask
-    counted = ops.ones(values.shape, "float64")
+    wide = _wide()
+    counted = ops.ones(values.shape, wide)
     if weighted and weights is not None:
         shape = [*weights.shape, *[1] * (len(values.shape) - len(weights.shape))]
-        counted = ops.broadcast_to(ops.reshape(ops.cast(weights, "float64"), shape), values.shape)
+        counted = ops.broadcast_to(ops.reshape(ops.cast(weights, wide), shape), values.shape)
     elif mask is None:
         return None
-    return ops.sum(counted if mask is None else counted * ops.cast(mask, "float64"))
+    return ops.sum(counted if mask is None else counted * ops.cast(mask, wide))
+
+
+def _wide() -> str:
+    """The widest float that the backend computes in."""
+    if keras.config.backend() != "jax":
+        return "float64"
+    import jax
+
+    return str(jax.dtypes.canonicalize_dtype("float64"))

@@ -17,6 +17,7 @@ from torch import nn
 from lockstep.backends.base import Array, Backend, Recipe, State
 from lockstep.backends.keras import losses, pickling, sources
 from lockstep.backends.keras.compiled import Compiled, Values
+from lockstep.backends.keras.refusals import check_scale
 from lockstep.backends.keras.slots import Slots
 from lockstep.backends.torch.backend import TorchBackend
 from lockstep.backends.torch.losses import Share, Term
@@ -27,6 +28,7 @@ from lockstep.errors import ModelError
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
     """The PyTorch backend over the model, with the one replica of this process."""
+    check_scale(recipe.optimizer)
     (device,) = devices
     return KerasOnTorch(recipe, device)
 

@@ -38,11 +38,21 @@ def check_compiled(model: Any) -> None:
 
 def check_for_jax(recipe: Recipe) -> None:
     """Refuses what needs a loss scale, or a precision for the whole step."""
-    if recipe.options.precision is not None or hasattr(recipe.optimizer, "dynamic_scale"):
+    check_scale(recipe.optimizer)
+    if recipe.options.precision is not None:
         raise ModelError(
-            "On JAX a model's precision is the layers' own, without a loss scale. "
-            f"Got precision={recipe.options.precision!r} and {type(recipe.optimizer).__name__}. "
+            f"On JAX a model's precision is the layers' own. Got precision={recipe.options.precision!r}. "
             "Use keras.mixed_precision.set_global_policy('mixed_bfloat16') before the model is made."
+        )
+
+
+def check_scale(optimizer: Any) -> None:
+    """Refuses an optimizer that divides by a loss scale, where nobody multiplies by it."""
+    if hasattr(optimizer, "dynamic_scale") or getattr(optimizer, "loss_scale_factor", None):
+        raise ModelError(
+            "On JAX and PyTorch a Keras model trains without a loss scale. "
+            f"Got {type(optimizer).__name__} with one. "
+            "Use keras.mixed_precision.set_global_policy('mixed_bfloat16') before the model is made, or TensorFlow."
         )
 
 

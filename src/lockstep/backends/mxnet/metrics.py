@@ -20,6 +20,11 @@ def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Pair]]:
     odds = isinstance(loss, gluon.loss.SigmoidBinaryCrossEntropyLoss) and loss._from_sigmoid
     threshold = 0.5 if odds else 0.0
 
+    def labels(outputs: Any, targets: Any) -> Any:
+        """One label per example, also where each stands in a row of its own."""
+        in_rows = targets.ndim == outputs.ndim and targets.shape[axis] == 1
+        return targets.squeeze(axis=axis) if in_rows else targets
+
     def accuracy(outputs: Any, targets: Any) -> Pair:
         outputs, targets = arrays.classic(outputs), _double(targets)
         if outputs.ndim == targets.ndim and (outputs.ndim == 1 or outputs.shape[-1] == 1):
@@ -27,10 +32,12 @@ def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Pair]]:
             return arrays.total(hits), hits.size
         if outputs.shape == targets.shape:  # odds for every class
             targets = _double(nd.argmax(targets, axis=axis))
+        targets = labels(outputs, targets)
         return _counted(_double(nd.argmax(outputs, axis=axis)) == targets, targets)
 
     def top5(outputs: Any, targets: Any) -> Pair:
         outputs, targets = arrays.classic(outputs), _double(targets)
+        targets = labels(outputs, targets)
         place = axis % outputs.ndim
         best = nd.topk(outputs, k=min(5, outputs.shape[place]), axis=place, dtype="float64")
         hits = nd.broadcast_equal(best, targets.expand_dims(place)).max(axis=place)

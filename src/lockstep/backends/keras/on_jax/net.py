@@ -21,6 +21,8 @@ class Net:
         self._compiled = compiled
         self.params: Any = None
         self.rest: Any = None
+        self._trained: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
         self._published: list[Any] = []
         if compiled.model.built:
             self._read()
