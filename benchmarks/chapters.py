@@ -109,6 +109,12 @@ def text() -> str:
     missing = [
         f"{framework} {chapter} on {count}" for framework, chapter, count, result, *_ in found if result == NOT_RUN
     ]
+    bars = {chapter.replace("_", " "): bar for chapter, (bar, _) in CHAPTERS.items()}
+    below = [
+        f"{framework} {chapter} on {count}"
+        for framework, chapter, count, result, *_ in found
+        if result != NOT_RUN and float(result[1:5]) < bars[chapter]
+    ]
     lines = [
         "# The chapters",
         "",
@@ -122,6 +128,8 @@ def text() -> str:
         "Ten epochs each. The digest is the sha256 of the parameters (from scratch) or of the whole state (concise),",
         "the same on every device, in its first 16 digits. The accuracy leads to its curve. Two devices named",
         "`cpu:0, cpu:1` are one processor's, and `cuda:0, cuda:0` one GPU's: they show that it works, not how fast.",
+        "",
+        f"Below the bar: {', '.join(below) or 'none'}.",
         "",
         f"Not run in full: {', '.join(missing) or 'none'}. At a reduced size every script runs in the tests.",
         "",
