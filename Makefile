@@ -42,18 +42,21 @@ test-torch: $(FULL) # and all that knows no framework
 	$(BIN)/pytest --doctest-modules src tests
 
 # Another framework's tests run in a process of their own: threads, devices and types are set once per process.
-ALL := $(addprefix tests/,backends/test_contract.py backends/test_copies.py primitives examples/test_chapters.py)
-OWN  = src/lockstep/backends/$1 tests/backends/$1 tests/parity/test_$1.py
+# The contract computes in double precision, which JAX and Keras set for the whole process too.
+CONTRACT := $(addprefix tests/backends/,test_contract.py test_copies.py)
+SHORT    := tests/primitives tests/examples/test_chapters.py
+OWN       = src/lockstep/backends/$1 tests/backends/$1 tests/parity/test_$1.py
 
 test-jax: $(FULL)
-	LOCKSTEP_BACKENDS=numpy,jax $(BIN)/pytest --doctest-modules $(ALL) $(call OWN,jax)
+	LOCKSTEP_BACKENDS=numpy,jax $(BIN)/pytest --doctest-modules $(CONTRACT) $(call OWN,jax)
+	LOCKSTEP_BACKENDS=numpy,jax $(BIN)/pytest $(SHORT)
 
 test-tensorflow: $(FULL)
-	LOCKSTEP_BACKENDS=numpy,tensorflow,keras $(BIN)/pytest --doctest-modules $(ALL) # in double precision
+	LOCKSTEP_BACKENDS=numpy,tensorflow,keras $(BIN)/pytest $(CONTRACT) $(SHORT)
 	LOCKSTEP_BACKENDS=tensorflow,keras $(BIN)/pytest --doctest-modules $(call OWN,tensorflow) $(call OWN,keras)
 
 test-mxnet: $(MXNET)
-	LOCKSTEP_BACKENDS=numpy,mxnet .venv-mxnet/bin/pytest --doctest-modules $(ALL) $(call OWN,mxnet) $(NUMPY)
+	LOCKSTEP_BACKENDS=numpy,mxnet .venv-mxnet/bin/pytest --doctest-modules $(CONTRACT) $(SHORT) $(call OWN,mxnet) $(NUMPY)
 
 bench: $(FULL) ## measure against DDP on this machine
 	$(BIN)/python benchmarks/bench.py
