@@ -18,11 +18,13 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 GRACE_SECONDS = 1.0
-# For the life of the process: of the test runner, of torch when it first uses CUDA or its compiler, of JAX's import and
-# XLA's pool of threads.
+# For the life of the process: of the test runner, of torch when it first uses CUDA or its compiler, of JAX's and
+# TensorFlow's imports and XLA's pool of threads.
 LASTING = {
     *("PYTEST_CURRENT_TEST", "CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR"),
     *("TF_CPP_MIN_LOG_LEVEL", "TPU_SKIP_MDS_QUERY", "NPROC"),
+    *("ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH", "TF2_BEHAVIOR"),
+    *("TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION"),
 }
 
 

@@ -11,15 +11,15 @@ HEAVY = {"torch", "jax", "flax", "optax", "tensorflow", "keras", "mxnet", "matpl
 
 SCRIPT = """
 import json, sys, time
-start = time.process_time()
+start = time.thread_time()
 import lockstep
-print(json.dumps([time.process_time() - start, sorted({name.partition(".")[0] for name in sys.modules})]))
+print(json.dumps([time.thread_time() - start, sorted({name.partition(".")[0] for name in sys.modules})]))
 """
 
 
 def test_import_is_quick_and_brings_no_framework():
-    times = []  # of the processor: others may be at work
-    for _ in range(3):
+    times = []  # of the importing thread alone: others may be at work
+    for _ in range(6):
         output = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True).stdout
         seconds, modules = json.loads(output)
         assert "lockstep" in modules
