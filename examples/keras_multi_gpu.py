@@ -11,6 +11,7 @@ from lockstep.datasets import fashion_mnist
 
 
 def get_compiled_model():
+    keras.utils.set_random_seed(0)
     inputs = keras.Input(shape=(784,))
     x = keras.layers.Dense(256, activation="relu")(inputs)
     x = keras.layers.Dense(256, activation="relu")(x)
