@@ -31,7 +31,11 @@ CHAPTERS = {  # the least test accuracy, to two digits; and what is trained
         "LeNet with raw parameters, `replicate`, `split`, `allreduce`; batch 256, learning rate 0.2, falling in a "
         "straight line; pixels are standardized. (With 0.2 to the end the last epochs go up and down by a hundredth.)",
     ),
-    "concise": (0.92, "ResNet-18, `wrap`; batch 256, learning rate 0.1 on one device, 512 and 0.2 on two"),
+    "concise": (
+        0.92,
+        "ResNet-18, `wrap`; batch 256, learning rate 0.1 on one device, 512 and 0.2 on two, falling in a straight line; "
+        "pixels are between 0 and 1",
+    ),
 }
 PACKAGES = {
     "torch": ("torch",),

@@ -50,11 +50,18 @@ def examples(x, y):
 def train(num_devices, batch_size, lr):
     devices = all_devices[:num_devices]
     net = resnet18()
-    sgd = optax.sgd(lr)
+    sgd = optax.inject_hyperparams(optax.sgd)(learning_rate=lr)
     loss = optax.softmax_cross_entropy_with_integer_labels
     trainer = lockstep.wrap(net, sgd, loss, metrics=["accuracy"], devices=devices)
     plot = lockstep.Plot(f"concise_jax_{num_devices}.png")
-    trainer.fit(train_data, epochs=int(num_epochs), batch_size=batch_size, validation_data=test_data, callbacks=[plot])
+    falling = lockstep.LearningRateSchedule(lambda epoch: lr * (1 - epoch / int(num_epochs)))
+    trainer.fit(
+        train_data,
+        epochs=int(num_epochs),
+        batch_size=batch_size,
+        validation_data=test_data,
+        callbacks=[plot, falling],
+    )
     print("number of devices:", len(trainer.devices))
     for device, weight in zip(trainer.devices, trainer.copies("model.layers.0.kernel"), strict=True):
         print(device, weight.data[:, :, 0, 0])

@@ -55,7 +55,14 @@ def train(num_devices, batch_size, lr):
     loss = nn.CrossEntropyLoss()
     trainer = lockstep.wrap(net, sgd, loss, metrics=["accuracy"], devices=devices)
     plot = lockstep.Plot(f"concise_torch_{num_devices}.png")
-    trainer.fit(train_data, epochs=int(num_epochs), batch_size=batch_size, validation_data=test_data, callbacks=[plot])
+    falling = lockstep.LearningRateSchedule(lambda epoch: lr * (1 - epoch / int(num_epochs)))
+    trainer.fit(
+        train_data,
+        epochs=int(num_epochs),
+        batch_size=batch_size,
+        validation_data=test_data,
+        callbacks=[plot, falling],
+    )
     print("number of devices:", len(trainer.devices))
     for device, weight in zip(trainer.devices, trainer.copies("model.0.weight"), strict=True):
         print(device, weight.data[0, 0])

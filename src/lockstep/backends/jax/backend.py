@@ -1,12 +1,10 @@
 """The JAX side of the seam: one process drives all of its devices.
 
-Every device holds a replica. One call runs one shard on each of them, so the
-shards of a batch go in rounds; which device computed a shard leaves no trace in it.
+Every device holds a replica; which of them computed a shard leaves no trace in it.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -15,13 +13,12 @@ import numpy as np
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
 from lockstep.backends.jax import arithmetic, batches, devices, keys, losses, metrics, sums
-from lockstep.backends.jax.batches import Place, on_host, rounds
-from lockstep.backends.jax.executables import Executables
+from lockstep.backends.jax.batches import on_host
 from lockstep.backends.jax.fields import Fields
-from lockstep.backends.jax.nodes import Host, Lazy, Leaf, Round, Sum, Total, Vector, plain
+from lockstep.backends.jax.nodes import Host, Lazy, Sum, Total, Vector, plain
+from lockstep.backends.jax.passes import Passes
 from lockstep.backends.jax.replicas import Replicas
-from lockstep.backends.jax.shards import Found, Shards
-from lockstep.backends.jax.sums import Reader
+from lockstep.backends.jax.shards import Shards
 from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
@@ -41,9 +38,8 @@ class JaxBackend:
         self._recipe = recipe
         self._metrics = resolve(recipe.metrics, metrics.named(recipe.loss))
         self._replicas = Replicas(recipe)
-        self._shards = Shards(self._replicas.model, recipe.loss, self._metrics, options.precision)
-        self._reader = Reader()
-        self._found: Found | None = None  # of the shard started last
+        shards = Shards(self._replicas.model, recipe.loss, self._metrics, options.precision)
+        self._passes = Passes(self._replicas, shards)
         self._work: Work | None = None
         self.spread(names)
         self.versions: Mapping[str, str] = devices.versions(names)
@@ -51,7 +47,7 @@ class JaxBackend:
     @property
     def columns(self) -> Sequence[Column]:
         """The metrics of the last shard read."""
-        return self._reader.columns
+        return self._passes.reader.columns
 
     def spread(self, names: Sequence[str]) -> None:
         """Puts a replica on each of these devices; the state stays as it is."""
@@ -84,23 +80,8 @@ class JaxBackend:
         return Host(layout, memory)
 
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
-        """Starts every round, then gives the rows shard by shard; nobody waits for a device here."""
-        alone = work.num_shards == 1
-        self._reader.begin()
-        leaves: dict[int, Node] = {}
-        fields = self._fields
-        for places in rounds(self._pieces(work)):
-            vectors: list[Any] = [None] * len(places)
-            one = Round({}, partial(self._reader.step, work.step, fields))
-            for row, place in enumerate(places):
-                if place is not None:
-                    run, found = self._executables.gradient(self._shards, place.form, place.examples, alone, fields)
-                    share = self._replicas.scalar(place.examples / work.num_examples)
-                    vectors[row], values = self._run(run, row, place, work, share, np.asarray(place.shard == 0))
-                    one.started[row] = place.shard, values, found
-                    self._found = found
-                    leaves[place.shard] = Leaf(fields.layout, one, row, self._executables.total)
-            one.vectors = self._executables.joined(vectors, fields.lengths)
+        """Starts every shard, then gives their leaves in order; nobody waits for a device here."""
+        leaves = self._passes.leaves(work, self._fields, self._recipe.options.clip_norm)
         for shard in sorted(leaves):
             given = into.get(shard)
             yield shard, self.add(leaves[shard], None, given) if getattr(given, "given", False) else leaves[shard]
@@ -132,11 +113,12 @@ class JaxBackend:
         """The root: one executable for nodes on devices."""
         total = tree.total(tree.root(num_shards), nodes, lambda left, right: self.add(left, right, left))
         assert total is not None
-        if not isinstance(total, Lazy):
+        if isinstance(total, Total) or not isinstance(total, Lazy):
             return total
-        whole = self._executables.total(total)
-        if self._found is not None and not self._found.divided:
-            self._replicas.anticipate(whole, self._found.changed)
+        whole = self._replicas.executables.total(total)
+        found = self._passes.found
+        if found is not None and not found.divided:
+            self._replicas.anticipate(whole, found.changed)
         return whole
 
     def sums(self, node: Node, layout: Layout) -> Sums:
@@ -146,7 +128,7 @@ class JaxBackend:
             values = np.array(node.sums)
         else:
             values = np.array(node[field.dtype][field.offset : field.offset + field.size])
-        self._reader.check(values, self._fields)
+        self._passes.reader.check(values, self._fields)
         return values
 
     def update(self, total: Node, work: Work) -> None:
@@ -166,7 +148,7 @@ class JaxBackend:
         lengths = self._fields.lengths
         return Total(
             self._fields.layout,
-            {dtype: vectors[dtype][:length] for dtype, length in lengths.items()},
+            lambda: {dtype: vectors[dtype][:length] for dtype, length in lengths.items()},
             lambda: self.sums(total, self._fields.layout),
         )
 
@@ -175,22 +157,12 @@ class JaxBackend:
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Loss and metrics of each shard, without training."""
         self._start(self._inputs)
-        started = []
-        self._reader.begin()
-        for row, place in self._places(work):
-            run, found = self._executables.sums(self._shards, place.form, place.examples)
-            started.append((place.shard, self._run(run, row, place, work), found))
-        for shard, values, found in started:
-            yield shard, self._reader.read(values, found)
+        yield from self._passes.evaluate(work)
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
         """The outputs of each shard, without training."""
         self._start(lambda piece: piece)
-        started = []
-        for row, place in self._places(work):
-            outputs = self._run(self._executables.outputs(self._shards, place.form), row, place, work)
-            started.append((place.shard, outputs))
-        for shard, outputs in started:
+        for shard, outputs in self._passes.forward(work):
             yield shard, jax.tree.map(lambda value: batches.widened(np.asarray(value)), outputs)
 
     def native(self, outputs: Any) -> Any:
@@ -258,10 +230,6 @@ class JaxBackend:
     # -- inside
 
     @property
-    def _executables(self) -> Executables:
-        return self._replicas.executables
-
-    @property
     def _fields(self) -> Fields:
         return self._replicas.fields(metrics.room(self._metrics, self._recipe.loss))
 
@@ -279,22 +247,3 @@ class JaxBackend:
 
     def _inputs(self, piece: Any) -> Any:
         return losses.inputs(self._recipe.loss, piece)
-
-    def _pieces(self, work: Work) -> list[dict[int, Any]]:
-        """The shards of every device, those of its replicas together."""
-        result: list[dict[int, Any]] = [{} for _ in set(self._replicas.rows)]
-        for row, pieces in zip(self._replicas.rows, work.pieces.values(), strict=True):
-            result[row].update(pieces)
-        return result
-
-    def _places(self, work: Work) -> Iterator[tuple[int, Place]]:
-        """Every shard with the row of its device, the devices in turn."""
-        for places in rounds(self._pieces(work)):
-            yield from ((row, place) for row, place in enumerate(places) if place is not None)
-
-    def _run(self, program: Any, row: int, place: Place, work: Work, *more: Any) -> Any:
-        """One shard on the device of its row; its arrays arrive there in fresh memory."""
-        params, rest, _ = self._replicas.copies[row]
-        key = keys.of(work, place.shard)
-        arrays = jax.device_put(place.arrays, self._executables.devices[row], may_alias=False)
-        return program(row, params, rest, arrays, key, *more)

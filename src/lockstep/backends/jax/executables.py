@@ -1,10 +1,11 @@
 """Executables: everything that is compiled for one set of devices, each once.
 
 Three kinds make a step: a shard's gradient, the tree, and the update with what opens
-the total for it. One executable
-for all of it would not be exact: XLA fuses and orders what it sees together, and
-what it sees would follow from the number of devices. Only the tree runs over all
-devices at once; it holds additions and nothing that could be fused with them.
+the total for it. One executable for all of it would not be exact: XLA fuses and
+orders what it sees together, and what it sees would follow from the number of
+devices. Only the tree runs over all devices at once; it holds additions and nothing
+that could be fused with them. A batch of one shard has one device and no tree: its
+step is one executable.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -57,6 +58,15 @@ class Executables:
 
         return self._once(("gradient", form, alone, layout, _width()), make)
 
+    def step(self, shards: Shards, form: Form, examples: int, layout: Fields, optimizer: Optimizer, clip: Any) -> Any:
+        """All of a step whose batch is one shard, and what tracing it has shown."""
+
+        def make() -> tuple[Any, Found]:
+            found = Found()
+            return self._program(shards.step(form, examples, layout, found, _update(optimizer, clip))), found
+
+        return self._once(("step", form, layout, clip, _width()), make)
+
     def sums(self, shards: Shards, form: Form, examples: int) -> Any:
         """The sums of one shard, and what tracing it has shown."""
 
@@ -85,7 +95,8 @@ class Executables:
         """The node, added up in one go; its vectors are whole on every device."""
         tree, rounds = folding.expression(node)
         fold = self._once(("fold", tree), lambda: folding.fold(self._mesh, tree, self._jit))
-        return Total(node.layout, fold([each.vectors for each in rounds]), lambda: nodes.sums(node))
+        vectors = fold([each.vectors for each in rounds])
+        return Total(node.layout, lambda: vectors, lambda: nodes.sums(node))
 
     def update(
         self,
@@ -105,11 +116,10 @@ class Executables:
         def run(vectors: Any, divisor: Any, loss: Any, params: Any, rest: Any, state: Any) -> Any:
             gradients = fields.barrier(layout.gradients(vectors, divisor))
             rest = layout.others(vectors, rest, differs)
-            if clip is not None:
-                factor = jnp.minimum(1.0, clip / (_norm(gradients) + 1e-6))
-                gradients = jax.tree.map(lambda value: value * factor.astype(value.dtype), gradients)
-            params, state = optimizer.stepped(gradients, state, params, loss)
+            params, state = step(gradients, state, params, loss)
             return params, rest, state
+
+        step = _update(optimizer, clip)
 
         key = ("update", layout, differs, divided, clip, donated, _width())
         return self._once(key, lambda: self._program(run, donated))
@@ -158,6 +168,18 @@ def _apart(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(*arguments)
 
     return apart
+
+
+def _update(optimizer: Optimizer, clip: float | None) -> Callable[..., Any]:
+    """(gradients, optimizer's state, params, loss or None) -> (params, optimizer's state), one step on."""
+
+    def run(gradients: Any, state: Any, params: Any, loss: Any) -> Any:
+        if clip is not None:
+            factor = jnp.minimum(1.0, clip / (_norm(gradients) + 1e-6))
+            gradients = jax.tree.map(lambda value: value * factor.astype(value.dtype), gradients)
+        return optimizer.stepped(gradients, state, params, loss)
+
+    return run
 
 
 def _norm(gradients: Any) -> Any:

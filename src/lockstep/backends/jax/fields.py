@@ -112,6 +112,14 @@ class Fields:
             leaves.append(value.astype(leaf.dtype))
         return trees.refilled(self._params, leaves)
 
+    def kept(self, rest: Any, others: Any, differs: tuple[bool, ...]) -> Any:
+        """The other variables after a step of one shard: those that it has changed, the rest as they were."""
+        leaves, fresh = jax.tree.leaves(rest), jax.tree.leaves(others)
+        for index in self._averaged:
+            if differs[index]:
+                leaves[index] = fresh[index].astype(leaves[index].dtype)
+        return trees.refilled(rest, leaves)
+
     def others(self, vectors: Mapping[str, Any], rest: Any, differs: tuple[bool, ...]) -> Any:
         """The other variables, those that a shard has changed averaged."""
         leaves = jax.tree.leaves(rest)

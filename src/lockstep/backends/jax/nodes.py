@@ -75,9 +75,11 @@ class Leaf(Lazy):
     def total(self) -> "Total":
         """The row, read where it lies."""
         if self._total is None:
-            rows = {dtype: vector.addressable_shards[self.row].data for dtype, vector in self.round.vectors.items()}
-            self._total = Total(self.layout, {dtype: row[0] for dtype, row in rows.items()}, lambda: self.sums)
+            self._total = Total(self.layout, self._vectors, lambda: self.sums)
         return self._total
+
+    def _vectors(self) -> Mapping[str, Any]:
+        return {dtype: rows.addressable_shards[self.row].data[0] for dtype, rows in self.round.vectors.items()}
 
 
 class Sum(Lazy):
@@ -102,18 +104,25 @@ class Sum(Lazy):
 
 
 class Total(Lazy):
-    """A node that is computed: its vectors lie on the devices, its sums on the host once they are asked for.
+    """A node that is computed: its vectors lie on the devices, its sums on the host, once they are asked for.
 
     `divisor` is what the gradient is still to be divided by. The update divides,
     because a division in the tree's executable could be fused with an addition.
     """
 
-    def __init__(self, layout: Layout, vectors: Mapping[str, Any], read: Callable[[], Sums]) -> None:
+    def __init__(self, layout: Layout, vectors: Callable[[], Mapping[str, Any]], read: Callable[[], Sums]) -> None:
         super().__init__(layout)
-        self.vectors = vectors
+        self._compute = vectors
         self._read_sums = read
         self.divisor = 1.0
         self._hosts: dict[str, tuple[float, NDArray[Any]]] = {}
+
+    @cached_property
+    def vectors(self) -> Mapping[str, Any]:
+        """dtype -> vector, whole on every device."""
+        vectors = self._compute()
+        self._compute = lambda: vectors
+        return vectors
 
     @cached_property
     def sums(self) -> Sums:

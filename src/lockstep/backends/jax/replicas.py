@@ -105,14 +105,23 @@ class Replicas:
             self._fields = Fields(jax.tree.map(_form, params), jax.tree.map(_form, rest), room)
         return self._fields
 
+    @property
+    def sums_matter(self) -> bool:
+        """Whether an update looks at the step's loss."""
+        return self.optimizer.asks_for_loss(self.copies[0][0])
+
+    def expect(self, total: Total, copies: list[Any]) -> None:
+        """Notes the state to which the update with this total will lead."""
+        self._ahead = total, copies
+
     def anticipate(self, total: Total, differs: tuple[bool, ...]) -> None:
         """Starts the update before the sums are read, so that an accelerator need not wait for the host.
 
         Nothing of the state is given away for it: should the sums speak against the step, what it gave is dropped.
         """
         self._ahead = None
-        if runs_ahead(self.device) and not self.optimizer.asks_for_loss(self.copies[0][0]):
-            self._ahead = total, self._updated(total, differs, None, donated=())
+        if runs_ahead(self.device) and not self.sums_matter:
+            self.expect(total, self._updated(total, differs, None, donated=()))
 
     def update(self, total: Total, differs: tuple[bool, ...], loss: float) -> None:
         """One step of the optimizer on every device."""

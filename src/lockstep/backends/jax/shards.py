@@ -49,21 +49,43 @@ class Shards:
 
         def run(params: Any, rest: Any, arrays: Any, key: Any, fraction: Any, first: Any) -> Any:
             share = Share(examples, fraction, alone)
-
-            def root(params: Any) -> Any:
-                model = self._model.bind(self._cast(params), rest, keys.made(key), training=True)
-                term = self._term_of(model, form.filled(arrays), share)
-                _check(term.root)
-                return self._wide(term.root), (self._measure(term, share, found), term.there, model.others())
-
-            (_, (sums, there, others)), gradients = jax.value_and_grad(root, has_aux=True)(params)
-            if there is not True:  # a shard without weight gives exact zeros, also where the loss says NaN
-                gradients = jax.tree.map(lambda value: jnp.where(there, value, 0), gradients)
-            found.changed = fields.changed(rest, others)
+            gradients, others, sums = self._passed(params, rest, form.filled(arrays), key, share, found)
             vectors = layout.vectors(gradients, others, found.changed, None if alone else fraction, first)
             return jax.tree.map(lambda vector: vector[None], vectors), sums  # (1, length): a row of a round
 
         return run
+
+    def step(
+        self, form: Form, examples: int, layout: Fields, found: Found, update: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """(params, rest, optimizer's state, arrays, key) -> (sums, then the first three one step on).
+
+        All of a step whose batch is one shard. There is nothing to add, so the gradients go from the pass to `update`
+        as they are.
+        """
+
+        def run(params: Any, rest: Any, state: Any, arrays: Any, key: Any) -> Any:
+            share = Share(examples, 1.0, alone=True)
+            gradients, others, sums = self._passed(params, rest, form.filled(arrays), key, share, found)
+            params, state = update(gradients, state, params, None)
+            return sums, params, layout.kept(rest, others, found.changed), state
+
+        return run
+
+    def _passed(self, params: Any, rest: Any, batch: Any, key: Any, share: Share, found: Found) -> tuple[Any, Any, Any]:
+        """Forward and backward: the gradients, the other variables afterwards, and the sums."""
+
+        def root(params: Any) -> Any:
+            model = self._model.bind(self._cast(params), rest, keys.made(key), training=True)
+            term = self._term_of(model, batch, share)
+            _check(term.root)
+            return self._wide(term.root), (self._measure(term, share, found), term.there, model.others())
+
+        (_, (sums, there, others)), gradients = jax.value_and_grad(root, has_aux=True)(params)
+        if there is not True:  # a shard without weight gives exact zeros, also where the loss says NaN
+            gradients = jax.tree.map(lambda value: jnp.where(there, value, 0), gradients)
+        found.changed = fields.changed(rest, others)
+        return gradients, others, sums
 
     def sums(self, form: Form, examples: int, found: Found) -> Callable[..., Any]:
         """(params, rest, arrays, key) -> sums of one shard, without training."""

@@ -41,13 +41,18 @@ def of(model: nn.Module) -> list[Buffer]:
     ]
 
 
-def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same bytes.
+def differing(ones: list[Tensor], others: list[Tensor]) -> list[bool]:
+    """For each pair whether the bytes differ; a GPU is waited for once, not once for each.
 
     Version counters do not tell: torch's batch norm writes its statistics behind their back.
     """
-    one, other = (tensor.detach().reshape(-1).view(torch.uint8) for tensor in (one, other))
-    return torch.equal(one, other)
+    flags = [(_raw(one) != _raw(other)).any() for one, other in zip(ones, others, strict=True)]
+    found: list[bool] = torch.stack(flags).tolist() if flags else []
+    return found
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 class Statistics:
@@ -69,26 +74,30 @@ class Statistics:
 
         Float buffers count with `weight` (None: as they are), integers only from the first shard.
         """
-        for buffer, field in zip(self.averaged, fields, strict=True):
-            value = buffer.tensor.detach()
-            if value.is_floating_point():
-                field.copy_(value)
-                if weight is not None:
-                    field.mul_(weight)
-            elif first:
-                field.copy_(value)
-            else:
-                field.zero_()
+        if not fields:
+            return []
+        values = [buffer.tensor.detach() for buffer in self.averaged]
+        floats = [field for field, value in zip(fields, values, strict=True) if value.is_floating_point()]
+        torch._foreach_copy_(fields, values)
+        if weight is not None and floats:
+            torch._foreach_mul_(floats, weight)
+        if not first:
+            for field, value in zip(fields, values, strict=True):
+                if not value.is_floating_point():
+                    field.zero_()
         return self.restore()
 
     def restore(self) -> list[bool]:
         """Gives the model back the buffers that were kept; tells which had changed."""
-        changed = []
-        for buffer, (tensor, value) in zip(self.averaged, self._kept, strict=True):
-            changed.append(buffer.tensor is not tensor or not same(tensor, value))
-            if changed[-1]:
+        tensors, values = [tensor for tensor, _ in self._kept], [value for _, value in self._kept]
+        changed = differing(tensors, values)
+        for index, (buffer, tensor) in enumerate(zip(self.averaged, tensors, strict=True)):
+            if buffer.tensor is not tensor:
                 buffer.module._buffers[buffer.key] = tensor
-                with torch.no_grad():
+                changed[index] = True
+        with torch.no_grad():
+            for tensor, value, differs in zip(tensors, values, changed, strict=True):
+                if differs:
                     tensor.copy_(value)
         return changed
 

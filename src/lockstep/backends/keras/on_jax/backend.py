@@ -32,7 +32,7 @@ class KerasOnJax(JaxBackend):
             replace(recipe, model=net, optimizer=Stepper(compiled), loss=compiled.objective, metrics=()), names
         )
         if compiled.objective is None:
-            self._shards = KerasShards(net, compiled)
+            self._passes.shards = KerasShards(net, compiled)
         self.versions = {**self.versions, "keras": keras.__version__}
 
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:

@@ -1,0 +1,111 @@
+"""Passes: the shards of one command on their devices, all started before anybody waits for one.
+
+Shards go in rounds, one on every device. A batch of one shard makes its whole step in
+one program: there is nothing to add, and only one device that could compute it.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from lockstep.backends.base import Work
+from lockstep.backends.jax import keys
+from lockstep.backends.jax.batches import Place, rounds
+from lockstep.backends.jax.fields import Fields
+from lockstep.backends.jax.nodes import Lazy, Leaf, Round, Total
+from lockstep.backends.jax.replicas import Replicas
+from lockstep.backends.jax.shards import Found, Shards
+from lockstep.backends.jax.sums import Reader
+from lockstep.core.metrics import Sums
+
+
+class Passes:
+    """Forward and backward passes of shards, from the state of the replicas."""
+
+    def __init__(self, replicas: Replicas, shards: Shards) -> None:
+        self.shards = shards
+        self.reader = Reader()
+        self.found: Found | None = None  # of the shard started last
+        self._replicas = replicas
+
+    def leaves(self, work: Work, fields: Fields, clip: float | None) -> dict[int, Lazy]:
+        """The leaf of every shard."""
+        self.reader.begin()
+        if work.num_shards == 1 and not self._replicas.sums_matter:
+            ((_, only),) = self._places(work)
+            return {only.shard: self._stepped(work, only, fields, clip)}
+        executables = self._replicas.executables
+        leaves: dict[int, Lazy] = {}
+        for places in rounds(self._pieces(work)):
+            vectors: list[Any] = [None] * len(places)
+            one = Round({}, partial(self.reader.step, work.step, fields))
+            for row, place in enumerate(places):
+                if place is not None:
+                    alone = work.num_shards == 1
+                    run, found = executables.gradient(self.shards, place.form, place.examples, alone, fields)
+                    share = self._replicas.scalar(place.examples / work.num_examples)
+                    vectors[row], values = self._run(run, row, place, work, share, np.asarray(place.shard == 0))
+                    one.started[row] = place.shard, values, found
+                    self.found = found
+                    leaves[place.shard] = Leaf(fields.layout, one, row, executables.total)
+            one.vectors = executables.joined(vectors, fields.lengths)
+        return leaves
+
+    def _stepped(self, work: Work, place: Place, fields: Fields, clip: float | None) -> Total:
+        """The only shard's total, with the state to which it leads; its gradient is computed where one asks for it."""
+        executables = self._replicas.executables
+        params, rest, state = self._replicas.copies[0]
+        arrays, key = self._arrays(place, 0), keys.of(work, place.shard)
+        run, found = executables.step(self.shards, place.form, place.examples, fields, self._replicas.optimizer, clip)
+        sums, *after = run(0, params, rest, state, arrays, key)
+
+        def gradient() -> dict[str, Any]:
+            run, _ = executables.gradient(self.shards, place.form, place.examples, True, fields)
+            vectors, _ = run(0, params, rest, arrays, key, self._replicas.scalar(1.0), np.asarray(True))
+            return {dtype: vector[0] for dtype, vector in vectors.items()}
+
+        total = Total(fields.layout, gradient, partial(self.reader.step, work.step, fields, place.shard, sums, found))
+        self._replicas.expect(total, [tuple(after)])
+        return total
+
+    def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
+        """Loss and metrics of each shard, without training."""
+        started = []
+        self.reader.begin()
+        for row, place in self._places(work):
+            run, found = self._replicas.executables.sums(self.shards, place.form, place.examples)
+            started.append((place.shard, self._run(run, row, place, work), found))
+        for shard, values, found in started:
+            yield shard, self.reader.read(values, found)
+
+    def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
+        """The outputs of each shard, without training."""
+        started = []
+        for row, place in self._places(work):
+            outputs = self._run(self._replicas.executables.outputs(self.shards, place.form), row, place, work)
+            started.append((place.shard, outputs))
+        yield from started
+
+    def _pieces(self, work: Work) -> list[dict[int, Any]]:
+        """The shards of every device, those of its replicas together."""
+        result: list[dict[int, Any]] = [{} for _ in set(self._replicas.rows)]
+        for row, pieces in zip(self._replicas.rows, work.pieces.values(), strict=True):
+            result[row].update(pieces)
+        return result
+
+    def _places(self, work: Work) -> Iterator[tuple[int, Place]]:
+        """Every shard with the row of its device, the devices in turn."""
+        for places in rounds(self._pieces(work)):
+            yield from ((row, place) for row, place in enumerate(places) if place is not None)
+
+    def _run(self, program: Any, row: int, place: Place, work: Work, *more: Any) -> Any:
+        """One shard on the device of its row."""
+        params, rest, _ = self._replicas.copies[row]
+        return program(row, params, rest, self._arrays(place, row), keys.of(work, place.shard), *more)
+
+    def _arrays(self, place: Place, row: int) -> Any:
+        """The shard's arrays on the device of its row, in fresh memory."""
+        return jax.device_put(place.arrays, self._replicas.executables.devices[row], may_alias=False)
