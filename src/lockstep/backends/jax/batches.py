@@ -51,7 +51,7 @@ def split(piece: Any) -> tuple[Form, list[NDArray[Any]]]:
             continue
         array = _numbers(leaf)
         arrays.append(array)
-        forms.append((_ARRAY, array.shape, str(array.dtype)))
+        forms.append((_ARRAY, array.shape, array.dtype))
     return Form(nest, tuple(forms)), arrays
 
 

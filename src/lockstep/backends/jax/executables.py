@@ -193,6 +193,6 @@ def _norm(gradients: Any) -> Any:
     return jnp.sqrt(total)
 
 
-def _width() -> str:
+def _width() -> Hashable:
     """The script may let JAX compute in 64 bits between two steps."""
-    return str(fields.wide())
+    return fields.wide()  # type: ignore[no-any-return]

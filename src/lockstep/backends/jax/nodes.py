@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lockstep.backends.base import Node
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Sums
+from lockstep.errors import StateError
 
 
 @dataclass(eq=False)
@@ -124,6 +125,11 @@ class Total(Lazy):
         self._compute = lambda: vectors
         return vectors
 
+    def forget(self) -> None:
+        """Lets go of the vectors and of what they would be computed from: the next step has begun."""
+        self._compute = _gone
+        self.__dict__.pop("vectors", None)
+
     @cached_property
     def sums(self) -> Sums:
         """The sums; waits for the devices, and lets go of the leaves below."""
@@ -201,6 +207,12 @@ class Host(dict[str, NDArray[Any]]):
             }
         )
         self.given = memory is not None
+
+
+def _gone() -> Mapping[str, Any]:
+    raise StateError(
+        "A gradient is there until the next step begins. Got a question for it after that. Read it before."
+    )
 
 
 def leaves(node: Lazy) -> Iterator[Leaf]:

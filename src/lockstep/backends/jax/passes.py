@@ -30,6 +30,7 @@ class Passes:
         self.reader = Reader()
         self.found: Found | None = None  # of the shard started last
         self._replicas = replicas
+        self._last: Total | None = None  # of the step before, where it was one program
 
     def leaves(self, work: Work, fields: Fields, clip: float | None) -> dict[int, Lazy]:
         """The leaf of every shard."""
@@ -57,18 +58,21 @@ class Passes:
     def _stepped(self, work: Work, place: Place, fields: Fields, clip: float | None) -> Total:
         """The only shard's total, with the state to which it leads; its gradient is computed where one asks for it."""
         executables = self._replicas.executables
-        params, rest, state = self._replicas.copies[0]
+        before = self._replicas.copies[0]
         arrays, key = self._arrays(place, 0), keys.of(work, place.shard)
         run, found = executables.step(self.shards, place.form, place.examples, fields, self._replicas.optimizer, clip)
-        sums, *after = run(0, params, rest, state, arrays, key)
+        sums, *after = run(0, *before, arrays, key)
+        if self._last is not None:
+            self._last.forget()  # now, while the device is busy: hundreds of arrays go, and nobody waits for that
 
         def gradient() -> dict[str, Any]:
             run, _ = executables.gradient(self.shards, place.form, place.examples, True, fields)
-            vectors, _ = run(0, params, rest, arrays, key, self._replicas.scalar(1.0), np.asarray(True))
+            vectors, _ = run(0, *before[:2], arrays, key, self._replicas.scalar(1.0), np.asarray(True))
             return {dtype: vector[0] for dtype, vector in vectors.items()}
 
         total = Total(fields.layout, gradient, partial(self.reader.step, work.step, fields, place.shard, sums, found))
         self._replicas.expect(total, [tuple(after)])
+        self._last = total
         return total
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:

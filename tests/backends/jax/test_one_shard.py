@@ -1,0 +1,112 @@
+"""A batch of one shard: its step is one program, and all that a step promises holds there too."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import lockstep
+from lockstep.backends.jax import executables
+from lockstep.errors import NonFiniteError, StateError
+
+X = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
+Y = np.arange(16) % 3
+LOSS = optax.softmax_cross_entropy_with_integer_labels
+
+
+class Noisy(nn.Module):
+    """Batch norm, dropout and a layer."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(x)
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+def wrapped(tx=None, **options):
+    module = Noisy()
+    variables = module.init(jax.random.key(0), X, train=False)
+    return lockstep.wrap((module, variables), tx or optax.adam(0.1), LOSS, shards=1, **options)
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """The kinds of programs that were asked for."""
+    asked = []
+    once = executables.Executables._once
+
+    def counted(self, key, make):
+        asked.append(key[0])
+        return once(self, key, make)
+
+    monkeypatch.setattr(executables.Executables, "_once", counted)
+    return asked
+
+
+def test_its_step_is_one_program(programs):
+    with wrapped(clip_norm=0.1, metrics=["accuracy"]) as trainer:
+        for _ in range(3):
+            assert np.isfinite(trainer.step((X, Y))["accuracy"])
+    assert programs == ["step"] * 3
+
+
+def test_the_gradient_is_there_for_who_asks(programs):
+    """As on the way that several shards take: the norm before clipping, of the same parameters and the same dropout."""
+    with wrapped(clip_norm=0.1) as trainer, wrapped(asking(), clip_norm=0.1) as other:
+        for _ in range(2):
+            logs, others = trainer.step((X, Y)), other.step((X, Y))
+            assert logs["loss"] == others["loss"]
+            assert logs["grad_norm"] == others["grad_norm"]
+    assert programs.count("step") == 2
+    assert programs.count("update") == 2
+
+
+def asking():
+    """Adam, and something that looks at the loss: that makes the gradient and the update two programs."""
+
+    def update(updates, state, params=None, *, value, **extra):
+        return jax.tree.map(lambda each: each + 0 * value, updates), state
+
+    looks = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return optax.chain(optax.adam(0.1), looks)
+
+
+def test_a_gradient_is_gone_with_the_next_step():
+    with wrapped() as trainer:
+        logs = trainer.step((X, Y))
+        with pytest.raises(NonFiniteError):
+            trainer.step((np.full_like(X, np.nan), Y))
+        with pytest.raises(StateError, match="A gradient is there until the next step begins"):
+            logs["grad_norm"]
+
+
+def test_a_loss_that_is_not_finite_changes_nothing():
+    with wrapped() as trainer:
+        trainer.step((X, Y))
+        before = trainer.digest()
+        with pytest.raises(NonFiniteError):
+            trainer.step((np.full_like(X, np.nan), Y))
+        assert trainer.digest() == before
+        trainer.step((X, Y))
+        assert trainer.digest() != before
+
+
+def test_statistics_move_and_what_the_model_leaves_alone_stays():
+    class Counted(nnx.Module):
+        def __init__(self):
+            self.layer = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+            self.norm = nnx.BatchNorm(6, momentum=0.5, rngs=nnx.Rngs(0))
+            self.still = nnx.Variable(np.float32(-0.0))
+
+        def __call__(self, x):
+            return self.layer(self.norm(x)) + self.still[...]
+
+    model = Counted()
+    with lockstep.wrap(model, nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), LOSS, shards=1) as trainer:
+        trainer.step((X, Y))
+        state = trainer.state()
+    assert state["model.norm.mean"].data == pytest.approx(0.5 * X.mean(0), abs=1e-6)
+    assert state["model.still"].data.tobytes() == np.float32(-0.0).tobytes()
+    assert np.array(model.norm.mean[...]).tobytes() == state["model.norm.mean"].data.tobytes()
