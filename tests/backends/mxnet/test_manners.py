@@ -58,6 +58,16 @@ def freeze(block, optimizer, trainer):
     block[0].collect_params().setattr("grad_req", "null")
 
 
+def freeze_below(block, optimizer, trainer):
+    """So far that no backward pass comes to the batch norm, which counts there."""
+    block[0].collect_params().setattr("grad_req", "null")
+    block[1].gamma.grad_req = block[1].beta.grad_req = "null"
+
+
+def freeze_a_weight(block, optimizer, trainer):
+    block[3].weight.grad_req = "null"
+
+
 def reinitialize(block, optimizer, trainer):
     mx.random.seed(9)
     block[0].initialize(mx.init.Xavier(), force_reinit=True)
@@ -65,6 +75,7 @@ def reinitialize(block, optimizer, trainer):
 
 CHANGES = [
     *(set_data, write_in_place, write_statistics, learning_rate, learning_rates, multiplier, freeze, reinitialize),
+    *(freeze_below, freeze_a_weight),
 ]
 
 
@@ -100,6 +111,21 @@ def test_a_trainer_with_some_of_the_parameters():
     after = weights(block)
     changed = {name for name in before if before[name].tobytes() != after[name].tobytes()}
     assert changed == {"3.weight", "3.bias", "1.running_mean", "1.running_var"}
+
+
+@pytest.mark.parametrize("layer", [0, 3, 4])
+def test_a_trainer_with_some_of_the_parameters_on_any_number_of_contexts(layer):
+    """What it does not hold has gradients all the same, so the batch norm under it counts everywhere."""
+    found = set()
+    for devices in (1, 2, 3):
+        block = net()
+        block(nd.array(X))
+        chosen = gluon.Trainer(block[layer].collect_params(), "sgd", {"learning_rate": 0.1})
+        with wrapped(block, chosen, devices=devices) as trainer:
+            trainer.step(BATCH)
+            trainer.step(BATCH)
+            found.add(trainer.digest())
+    assert len(found) == 1
 
 
 def test_the_block_is_an_ordinary_one_between_the_steps(tmp_path):

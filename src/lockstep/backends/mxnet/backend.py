@@ -82,7 +82,7 @@ class MxnetBackend:
         if self._replicas.missing and self._work is not None:
             self._shards.show(self._work, self._replicas)
         self._replicas.require()
-        self._trained = self._updates.trained()
+        self._trained = self._replicas.trained = self._updates.trained()
         averaged = statistics.of(self._recipe.model, self._replicas.parameters)
         form = [(name, dtype_of(self._replicas.parameters[name])) for name in (*self._trained, *averaged)]
         if self._layout is None or form != self._form:
