@@ -13,7 +13,7 @@ from lockstep.backends.base import Array, Node, Recipe, State, Work
 from lockstep.backends.mxnet import draws, inputs, losses, metrics, nodes, pickling, settings, statistics
 from lockstep.backends.mxnet.arrays import array_of, classic, dtype_of
 from lockstep.backends.mxnet.nodes import Vectors
-from lockstep.backends.mxnet.refusals import check_block, check_engine, check_graphs
+from lockstep.backends.mxnet.refusals import check_block, check_engine, check_graphs, check_optimizer
 from lockstep.backends.mxnet.replicas import Replicas, context_of
 from lockstep.backends.mxnet.shards import Shards
 from lockstep.backends.mxnet.statistics import Statistics
@@ -46,6 +46,8 @@ class MxnetBackend:
         self._places = [context_of(device) for device in devices]  # of every replica
         self._replicas = Replicas(recipe.model, self._places)
         self._updates = Updates(recipe.optimizer, self._replicas.parameters)
+        if recipe.options.exact:
+            check_optimizer(self._updates.optimizer)
         self._stored = Stored(self._replicas, self._updates)
         self._loss = losses.criterion(recipe.loss)
         self._shards = Shards(recipe.model, self._loss, resolve(recipe.metrics, metrics.named(self._loss)))
