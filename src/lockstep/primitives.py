@@ -191,7 +191,8 @@ def _home(caller: str, values: Sequence[Any]) -> str:
 
 
 def _named(home: str, devices: Any) -> tuple[str, ...]:
-    return resolve(devices, choose.module(home).available())
+    module = choose.module(home)
+    return resolve(devices, module.available(), module.name)
 
 
 def _values(nest: Any) -> Iterator[Any]:

@@ -376,6 +376,17 @@ def test_labels_and_inputs_as_numpy_has_them():
     assert len(digests) == 1
 
 
-def test_contexts_as_devices():
-    with lockstep.wrap(net(), SGD, loss(), devices=[mx.cpu(0), mx.cpu(1)], shards=8) as trainer:
-        assert trainer.devices == ("cpu:0", "cpu:1")
+@pytest.mark.parametrize("given", [[0, 1], [3], [5, 2, 7]])
+def test_contexts_as_devices(given):
+    """The block lies on the first of them, and the bits do not tell which they are."""
+    contexts = [mx.cpu(index) for index in given]
+    block = net(dropout=0.5)
+    with wrapped(block, devices=contexts) as trainer:
+        trainer.step(BATCH)
+        assert trainer.devices == tuple(f"cpu:{index}" for index in given)
+        assert {each.list_ctx()[0] for each in block.collect_params().values()} == {contexts[0]}
+        assert trainer(X).context == contexts[0]
+        found = trainer.digest()
+    with wrapped(net(dropout=0.5)) as trainer:
+        trainer.step(BATCH)
+        assert trainer.digest() == found
