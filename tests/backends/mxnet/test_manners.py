@@ -6,7 +6,6 @@ import pytest
 from mxnet import autograd, gluon, nd, npx
 from mxnet.gluon import nn
 
-import lockstep
 from backends.mxnet.models import BATCH, SGD, X, Y, loss, net, same, weights, wrapped
 from lockstep.backends.mxnet import settings
 
