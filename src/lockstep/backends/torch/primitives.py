@@ -13,13 +13,18 @@ def copy(array: Any, device: str) -> Any:
     return fresh.requires_grad_(array.requires_grad)
 
 
-def cut(array: Any, start: int, stop: int, device: str) -> Any:
+def cut(array: Any, where: Any, device: str) -> Any:
     """A copy of some examples."""
-    return _on(array[start:stop], device)
+    return _on(array[where], device)
+
+
+def absent(array: Any) -> str:
+    """Only a tensor of the device `meta` has no values."""
+    return "a tensor on the device meta. Materialize it first" if array.is_meta else ""
 
 
 def check(array: Any) -> str:
-    """Values that a graph has made would lose it."""
+    """A value that a graph has made would no longer be what the graph says."""
     if array.grad_fn is None:
         return ""
     return "a tensor with a graph behind it. Give its .detach(), or the .grad of the parameters"
