@@ -1,5 +1,7 @@
 """The script's block, optimizer and settings: what it changes counts, what is not Lockstep's stays as it was."""
 
+import pickle
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -389,3 +391,18 @@ def test_contexts_as_devices(given):
     with wrapped(net(dropout=0.5)) as trainer:
         trainer.step(BATCH)
         assert trainer.digest() == found
+
+
+def test_a_graph_from_elsewhere_is_a_block():
+    """On any number of contexts, and in a pickle."""
+    found = set()
+    for devices in (1, 2, 3):
+        data = mx.sym.var("data", dtype="float32")
+        block = gluon.SymbolBlock([mx.sym.FullyConnected(mx.sym.flatten(data), num_hidden=10, name="last")], [data])
+        block.initialize(mx.init.One())
+        with wrapped(block, devices=devices) as trainer:
+            trainer.step(BATCH)
+            found.add(trainer.digest())
+            copy = pickle.loads(trainer._backend.dump()).model
+            assert copy(nd.array(X)).asnumpy().tobytes() == block(nd.array(X)).asnumpy().tobytes()
+    assert len(found) == 1

@@ -32,7 +32,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, gluon.HybridBlock):
-            return _empty, (type(obj),), {**vars(obj), **GRAPHS}, None, None, _fill
+            own = {"_cached_graph": obj._cached_graph} if isinstance(obj, gluon.SymbolBlock) else {}  # it is one
+            return _empty, (type(obj),), {**vars(obj), **GRAPHS, **own}, None, None, _fill
         return super().reducer_override(obj)
 
 
