@@ -22,6 +22,8 @@ from lockstep.errors import BatchError
 
 Nest = TypeVar("Nest")
 
+_NUMBERS = ("int", "uint", "float", "bfloat", "complex")  # how the types begin that can be added
+
 
 class Pieces(list[Nest]):
     """A piece of a batch for each device, in order, and in `sizes` the number of examples in each."""
@@ -169,8 +171,8 @@ def _check(column: Sequence[Any], backend: Arrays) -> None:
                 f"allreduce adds arrays of one shape and type. Got {_form(forms[0])} from device 0 and {_form(form)} "
                 f"from device {index}. Give equal arrays."
             )
-    if forms[0] is not None and forms[0][1] == "bool":
-        raise BatchError("allreduce adds numbers. Got truth values. Convert them to a type of numbers.")
+    if forms[0] is not None and not forms[0][1].startswith(_NUMBERS):
+        raise BatchError(f"allreduce adds numbers. Got arrays of {forms[0][1]}. Convert them to a type of numbers.")
     for array in column:
         if array is not None and (why := backend.check(array)):
             raise BatchError(f"allreduce writes the sum in its parts' place. Got {why}.")

@@ -213,7 +213,7 @@ def test_nothing_stays_nothing(nests):
 
 def test_truth_values_are_refused(kit):
     given = [kit.array(np.array([True, False])) for _ in range(2)]
-    with pytest.raises(BatchError, match=r"allreduce adds numbers\. Got truth values\. Convert them"):
+    with pytest.raises(BatchError, match=r"allreduce adds numbers\. Got arrays of bool\. Convert them to a type of"):
         lockstep.allreduce(given)
     pieces = lockstep.split(given[0], 2)
     assert [kit.value(piece).tolist() for piece in pieces] == [[True], [False]]
@@ -239,6 +239,7 @@ def test_types_are_told_in_one_word(kit):
             "Got ndarray(2,) from device 0 and [ndarray(2,)] from device 1. Give equal nests.",
         ),
         ([1.0, 2.0], "Got a float. Give an array"),
+        ([np.array(["a"]), np.array(["b"])], "allreduce adds numbers. Got arrays of str32."),
         ([[], []], "Got none. Give an array"),
     ],
 )

@@ -29,6 +29,17 @@ class TestTorch:
         with pytest.raises(BatchError, match=r"Got a tensor with a graph behind it\. Give its \.detach\(\)"):
             lockstep.allreduce([weight * 2, weight * 3])
 
+    def test_elements_that_share_memory_are_refused_before_anything_is_written(self):
+        import torch
+
+        weight = torch.ones(2, requires_grad=True)
+        given = [torch.ones(2), *torch.autograd.grad(weight.sum(), weight)]
+        with pytest.raises(BatchError, match=r"Got a tensor whose elements share memory, .* Give its \.clone\(\)"):
+            lockstep.allreduce(given)
+        assert given[0].tolist() == [1, 1]
+        (alone,) = lockstep.allreduce([torch.ones(1, 2).as_strided((1, 2), (0, 1))])  # an axis of one entry
+        assert alone.tolist() == [[1, 1]]
+
     def test_a_tensor_without_values_is_refused(self):
         import torch
 
