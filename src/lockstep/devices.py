@@ -40,7 +40,7 @@ def resolve(devices: Any, available: Sequence[str], name: Callable[[Any], str] =
     """
     if devices is None:
         return tuple(available) or ("cpu:0",)
-    if isinstance(devices, Integral) and not isinstance(devices, bool):
+    if isinstance(devices, Integral) and type(devices) is not bool:
         return _counted(int(devices), available)
     given = [devices] if isinstance(devices, str) or not isinstance(devices, Sequence) else devices
     try:

@@ -21,7 +21,7 @@ def available() -> list[str]:
 
 def name(device: Any) -> str:
     """Without the path before it: `/device:GPU:0`."""
-    return device.name.partition("device:")[2]
+    return str(device.name).partition("device:")[2]
 
 
 def variables(devices: Sequence[str]) -> dict[str, str]:
