@@ -40,19 +40,24 @@ def resolve(devices: Any, available: Sequence[str], name: Callable[[Any], str] =
     """
     if devices is None:
         return tuple(available) or ("cpu:0",)
-    if isinstance(devices, Integral) and type(devices) is not bool:
+    if not isinstance(devices, bool) and isinstance(devices, Integral):
         return _counted(int(devices), available)
     given = [devices] if isinstance(devices, str) or not isinstance(devices, Sequence) else devices
+    return _named([_name(device, name, devices).lower() for device in given], available)
+
+
+def _name(device: Any, name: Callable[[Any], str], devices: Any) -> str:
+    if isinstance(device, str):
+        return device
     try:
-        names = [device if isinstance(device, str) else name(device) for device in given]
+        if not isinstance(device, Number):
+            return name(device)
     except AttributeError:  # no device of the framework's
-        names = [""]
-    if any(isinstance(device, Number) for device in given) or "" in names:
-        raise DeviceError(
-            f"Devices are a count, a list of names, or None for every accelerator. Got devices={devices!r}. "
-            "Use for example devices=2, or devices=['cpu:0', 'cpu:1']."
-        )
-    return _named([each.lower() for each in names], available)
+        pass
+    raise DeviceError(
+        f"Devices are a count, a list of names, or None for every accelerator. Got devices={devices!r}. "
+        "Use for example devices=2, or devices=['cpu:0', 'cpu:1']."
+    )
 
 
 def _counted(count: int, available: Sequence[str]) -> tuple[str, ...]:
