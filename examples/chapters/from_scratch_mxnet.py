@@ -1,7 +1,7 @@
 """Several devices from scratch, in MXNet: LeNet on Fashion-MNIST, out of replicate, split and allreduce.
 
     python from_scratch_mxnet.py                    ten epochs on one CPU, then on two
-    python from_scratch_mxnet.py 10 gpu:0 gpu:1   the same on GPUs
+    python from_scratch_mxnet.py 10 gpu:0 gpu:1     the same on GPUs
 
 Needs Fashion-MNIST: `apt-get install dataset-fashion-mnist`.
 """
@@ -59,7 +59,7 @@ def update(params, gradients, lr):
 
 
 def accuracy(params, x, y):
-    return (lenet(x, params).argmax(1).astype("float32") == y).mean().item()
+    return (lenet(x, params).argmax(1).astype("float32") == y).mean()
 
 
 def examples(x, y):

@@ -1,7 +1,7 @@
 """Several devices from scratch, in TensorFlow: LeNet on Fashion-MNIST, out of replicate, split and allreduce.
 
     python from_scratch_tensorflow.py                    ten epochs on one CPU, then on two
-    python from_scratch_tensorflow.py 10 gpu:0 gpu:1   the same on GPUs
+    python from_scratch_tensorflow.py 10 gpu:0 gpu:1     the same on GPUs
 
 Needs Fashion-MNIST: `apt-get install dataset-fashion-mnist`.
 """

@@ -51,7 +51,7 @@ def update(params, gradients, lr):
 
 @torch.no_grad()
 def accuracy(params, x, y):
-    return (lenet(x, params).argmax(1) == y).float().mean().item()
+    return (lenet(x, params).argmax(1) == y).float().mean()
 
 
 def examples(x, y):

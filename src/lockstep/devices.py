@@ -1,7 +1,8 @@
 """Devices: what `devices=` means on this host."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from numbers import Integral, Number
 from typing import Any
 
 from lockstep.errors import DeviceError
@@ -27,21 +28,36 @@ def alike(devices: Sequence[str], count: int) -> tuple[str, ...]:
     return tuple(devices[index % len(devices)] for index in range(count))
 
 
-def resolve(devices: Any, available: Sequence[str]) -> tuple[str, ...]:
-    """The names of the devices: all accelerators, a count of them or of CPU replicas, or those named.
+def resolve(devices: Any, available: Sequence[str], name: Callable[[Any], str] = str) -> tuple[str, ...]:
+    """The names of the devices: all accelerators, a count of them or of CPU replicas, or those given.
 
-    >>> resolve(None, []), resolve(2, []), resolve(["cpu", "cpu"], [])
-    (('cpu:0',), ('cpu:0', 'cpu:1'), ('cpu:0', 'cpu:1'))
+    `name` gives the name of a framework's own device object.
+
+    >>> resolve(None, []), resolve(2, []), resolve(["cpu", "cpu"], []), resolve("cpu:3", [])
+    (('cpu:0',), ('cpu:0', 'cpu:1'), ('cpu:0', 'cpu:1'), ('cpu:3',))
     >>> resolve(None, ["cuda:0", "cuda:1"])
     ('cuda:0', 'cuda:1')
     """
     if devices is None:
         return tuple(available) or ("cpu:0",)
-    if isinstance(devices, int) and not isinstance(devices, bool):
-        return _counted(devices, available)
+    if not isinstance(devices, bool) and isinstance(devices, Integral):
+        return _counted(int(devices), available)
     given = [devices] if isinstance(devices, str) or not isinstance(devices, Sequence) else devices
-    names = [re.sub(r"\((\d+)\)$", r":\1", str(device)) for device in given]  # MXNet writes cpu(1)
-    return _named(names, available)
+    return _named([_name(device, name, devices).lower() for device in given], available)
+
+
+def _name(device: Any, name: Callable[[Any], str], devices: Any) -> str:
+    if isinstance(device, str):
+        return device
+    try:
+        if not isinstance(device, Number):
+            return name(device)
+    except AttributeError:  # no device of the framework's
+        pass
+    raise DeviceError(
+        f"Devices are a count, a list of names, or None for every accelerator. Got devices={devices!r}. "
+        "Use for example devices=2, or devices=['cpu:0', 'cpu:1']."
+    )
 
 
 def _counted(count: int, available: Sequence[str]) -> tuple[str, ...]:
@@ -64,7 +80,8 @@ def _named(names: list[str], available: Sequence[str]) -> tuple[str, ...]:
     if len(kinds) > 1:
         raise DeviceError(f"Devices are all of one type, for bits are. Got {', '.join(names)}. Use one type.")
     if kinds == {"cpu"}:
-        return tuple(f"cpu:{index}" for index in range(len(names)))
+        numbered = len({*names}) == len(names) and all(re.fullmatch(r"cpu:\d+", name) for name in names)
+        return tuple(names if numbered else (f"cpu:{index}" for index in range(len(names))))
     full = [name if ":" in name else f"{name}:0" for name in names]
     for name in full:
         if name not in available:

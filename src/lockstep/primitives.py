@@ -10,7 +10,8 @@ repeats itself bit for bit; unlike a trainer's shards, another number of devices
 is another order and gives other bits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Number
 from typing import Any, TypeVar
 
 from lockstep.backends import choose
@@ -20,6 +21,8 @@ from lockstep.devices import resolve
 from lockstep.errors import BatchError
 
 Nest = TypeVar("Nest")
+
+_NUMBERS = ("int", "uint", "float", "bfloat", "complex")  # how the types begin that can be added
 
 
 class Pieces(list[Nest]):
@@ -46,8 +49,7 @@ def replicate(params: Nest, devices: Any) -> list[Nest]:
     >>> first["weight"].tolist(), second["weight"].tolist()
     ([[2.0, 2.0]], [[1.0, 1.0]])
     """
-    home = _home("replicate", list(_values(params)))
-    backend = choose.arrays(home)
+    home, backend = _home("replicate", list(_values(params)))
 
     def replica(device: str) -> Nest:
         copies: dict[int, Any] = {}  # an array that stands at two places is one array on every device too
@@ -57,7 +59,7 @@ def replicate(params: Nest, devices: Any) -> list[Nest]:
                 copies[id(array)] = backend.copy(array, device)
             return copies[id(array)]
 
-        nest: Nest = _refilled(params, map(copy, _values(params)))
+        nest: Nest = _transformed(params, copy)
         return nest
 
     return [replica(device) for device in _named(home, devices)]
@@ -67,8 +69,8 @@ def split(batch: Nest, devices: Any) -> Pieces[Nest]:
     """A piece of the batch on each device; `.sizes` says how many examples each piece has.
 
     `batch` is an array or a nest of tuples and dicts of arrays of one framework,
-    with one entry per example. Lists are cut as lists; numbers and words go to
-    every piece. Sizes differ by at most one, larger ones first; where there are
+    with one entry per example. Lists are cut as lists; numbers, words and copies of
+    arrays without axes go to every piece. Sizes differ by at most one, larger ones first; where there are
     more devices than examples, the last pieces have length 0. Every piece is
     contiguous, in memory of its own.
 
@@ -83,15 +85,16 @@ def split(batch: Nest, devices: Any) -> Pieces[Nest]:
     """
     whole = batches.top(batch)
     num_examples = batches.count(whole)
-    home = _home("split", [value for value in batches.leaves(whole) if batches.is_array(value)])
-    backend = choose.arrays(home)
+    home, backend = _home("split", [value for value in batches.leaves(whole) if batches.is_array(value)])
     names = _named(home, devices)
 
     def piece(device: str, start: int, stop: int) -> Any:
         def leaf(value: Any) -> Any:
-            if batches.is_array(value):
-                return backend.cut(value, start, stop, device)
-            return value[start:stop] if isinstance(value, list) else value
+            if isinstance(value, list):
+                return value[start:stop]
+            if isinstance(value, Number) or choose.home_of(value) != home:
+                return value
+            return backend.cut(value, slice(start, stop) if batches.is_array(value) else ..., device)
 
         return batches.transform(whole, leaf)
 
@@ -120,20 +123,20 @@ def allreduce(arrays: Sequence[Nest]) -> list[Nest]:
             "Give [array_of_the_first_device, array_of_the_second, …]."
         )
     columns = list(_abreast(arrays))  # for every place in the nest, one array from each device
-    home = _home("allreduce", [value for column in columns for value in column if value is not None])
-    backend = choose.arrays(home)
+    if columns and all(value is None for column in columns for value in column):
+        return list(arrays)
+    _, backend = _home("allreduce", [value for column in columns for value in column if value is not None])
     for column in columns:
         _check(column, backend)
     # Every sum is there before the first is written: one array may stand at two places, or be a view of another.
     totals = [None if column[0] is None else tree.fold(column, backend.add) for column in columns]
     written = [_written(total, column, backend) for total, column in zip(totals, columns, strict=True)]
-    return [_refilled(arrays[0], iter(values)) for values in zip(*written, strict=True)]
+    return [_transformed(arrays[0], _following(values)) for values in zip(*written, strict=True)]
 
 
 def _written(total: Any, column: Sequence[Any], backend: Arrays) -> Sequence[Any]:
     """The sum, in every array's place."""
-    alone = len(column) == 1 or total is None
-    return column if alone else [backend.write(total, target) for target in column]
+    return column if total is None else [backend.write(total, target) for target in column]
 
 
 def _abreast(nests: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -161,23 +164,25 @@ def _keys(nest: Any) -> Any:
 
 def _check(column: Sequence[Any], backend: Arrays) -> None:
     """Refuses arrays that cannot be added as they are."""
-    forms = [None if array is None else (tuple(array.shape), str(array.dtype)) for array in column]
+    forms = [None if array is None else (tuple(array.shape), _type(array)) for array in column]
     for index, form in enumerate(forms):
         if form != forms[0]:
             raise BatchError(
                 f"allreduce adds arrays of one shape and type. Got {_form(forms[0])} from device 0 and {_form(form)} "
                 f"from device {index}. Give equal arrays."
             )
+    if forms[0] is not None and not forms[0][1].startswith(_NUMBERS):
+        raise BatchError(f"allreduce adds numbers. Got arrays of {forms[0][1]}. Convert them to a type of numbers.")
     for array in column:
         if array is not None and (why := backend.check(array)):
-            raise BatchError(f"allreduce adds values. Got {why}.")
+            raise BatchError(f"allreduce writes the sum in its parts' place. Got {why}.")
 
 
-def _home(caller: str, values: Sequence[Any]) -> str:
-    """The one framework of all these arrays."""
+def _home(caller: str, values: Sequence[Any]) -> tuple[str, Arrays]:
+    """The one framework of all these arrays, each of which has a value."""
     homes = {choose.home_of(value): value for value in values}
     if None in homes or not homes:
-        got = f"a {type(homes[None]).__name__}" if homes else "none"
+        got = f"a {_kind(homes[None])}" if homes else "none"
         raise BatchError(
             f"{caller} takes arrays of numpy, PyTorch, JAX, TensorFlow or MXNet. Got {got}. "
             "Give an array, or lists, tuples and dicts of them."
@@ -187,33 +192,40 @@ def _home(caller: str, values: Sequence[Any]) -> str:
         raise BatchError(f"{caller} takes arrays of one framework. Got {kinds}. Convert them to one.")
     (home,) = homes
     assert home is not None
-    return home
+    backend = choose.arrays(home)
+    for value in values:
+        if why := backend.absent(value):
+            raise BatchError(f"{caller} takes arrays with values. Got {why}.")
+    return home, backend
 
 
 def _named(home: str, devices: Any) -> tuple[str, ...]:
-    return resolve(devices, choose.module(home).available())
+    module = choose.module(home)
+    return resolve(devices, module.available(), module.name)
+
+
+def _transformed(nest: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The same nest with `leaf` of every value; unlike a batch's, its lists are nests too."""
+
+    def entry(value: Any) -> Any:
+        return [_transformed(each, leaf) for each in value] if isinstance(value, list) else leaf(value)
+
+    return batches.transform(nest, entry)
 
 
 def _values(nest: Any) -> Iterator[Any]:
-    """Everything in the nest that is not a list, a tuple or a dict, in order."""
-    if isinstance(nest, Mapping):
-        for value in nest.values():
-            yield from _values(value)
-    elif isinstance(nest, list | tuple):
-        for value in nest:
-            yield from _values(value)
-    else:
-        yield nest
+    """Every value of the nest, in order."""
+    for value in batches.leaves(nest):
+        if isinstance(value, list):
+            yield from _values(tuple(value))
+        else:
+            yield value
 
 
-def _refilled(nest: Any, values: Iterator[Any]) -> Any:
-    """The same nest with these values in their places."""
-    if isinstance(nest, Mapping):
-        return {key: _refilled(value, values) for key, value in nest.items()}
-    if isinstance(nest, list | tuple):
-        parts = [_refilled(value, values) for value in nest]
-        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
-    return next(values)
+def _following(values: Sequence[Any]) -> Callable[[Any], Any]:
+    """What puts one value after the other in the places of a nest."""
+    left = iter(values)
+    return lambda place: next(left)
 
 
 def _told(nest: Any) -> str:
@@ -225,3 +237,15 @@ def _told(nest: Any) -> str:
 
 def _form(form: tuple[tuple[int, ...], str] | None) -> str:
     return "None" if form is None else f"{form[0]} of {form[1]}"
+
+
+def _type(array: Any) -> str:
+    """An array's type in one word, whatever the framework makes of it: a word, a class, an object with a name."""
+    dtype = array.dtype
+    return str(getattr(dtype, "name", getattr(dtype, "__name__", dtype))).rpartition(".")[2].rstrip("_")
+
+
+def _kind(value: Any) -> str:
+    """Where a value comes from: `float`, `keras.Variable`."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"

@@ -32,9 +32,10 @@ def wrap(
     """A trainer for the model on every device: the same bits on any number of them.
 
     `devices` is None (every accelerator; one CPU replica where there is none), a
-    count or a list of names. `shards` is the fixed number of parts of a batch;
-    with `seed`, and `threads` per shard on a CPU, it is part of the experiment,
-    while the number of devices is only a matter of speed. `seed` is 0, or the checkpoint's.
+    count, or a list of names or of the framework's own devices. `shards` is the
+    fixed number of parts of a batch; with `seed`, and `threads` per shard on a CPU,
+    it is part of the experiment, while the number of devices is only a matter of
+    speed. `seed` is 0, or the checkpoint's.
 
     >>> import numpy as np
     >>> from lockstep.backends.numpy import SGD, Dense
@@ -51,7 +52,7 @@ def wrap(
     recipe = module.adopt(Recipe(model, optimizer, loss, metrics, Options(precision, clip_norm, exact)))
     if join.launched():
         return _joined(recipe, run, module, devices)
-    resolved = names.resolve(devices, module.available())
+    resolved = names.resolve(devices, module.available(), module.name)
     if shards is not None:
         Plan.even(shards, len(resolved))  # refuses devices without a shard before anything is started
     groups = module.processes(resolved)

@@ -1,5 +1,6 @@
 """What `devices=` means."""
 
+import numpy as np
 import pytest
 
 from lockstep.devices import resolve
@@ -20,6 +21,10 @@ GPUS = ["cuda:0", "cuda:1"]
         ("cuda:1", GPUS, ("cuda:1",)),
         ("cuda", GPUS, ("cuda:0",)),
         (["cpu"] * 3, GPUS, ("cpu:0", "cpu:1", "cpu:2")),
+        (["cpu:0"] * 2, [], ("cpu:0", "cpu:1")),  # one CPU carries any number of replicas
+        (["cpu:3", "cpu:1"], [], ("cpu:3", "cpu:1")),
+        (np.int64(2), [], ("cpu:0", "cpu:1")),
+        ("CPU:0", [], ("cpu:0",)),  # as TensorFlow writes it
         (("cuda:1", "cuda:0"), GPUS, ("cuda:1", "cuda:0")),
         (["cuda:0", "cuda:0"], GPUS, ("cuda:0", "cuda:0")),  # two replicas on one GPU
     ],
@@ -46,6 +51,18 @@ def test_resolve(devices, available, expected):
             GPUS,
             "Every device must be there. Got 'cuda:2'; this host has cuda:0, cuda:1. Name one of these.",
         ),
+        (
+            2.0,
+            [],
+            "Devices are a count, a list of names, or None for every accelerator. Got devices=2.0. "
+            "Use for example devices=2, or devices=['cpu:0', 'cpu:1'].",
+        ),
+        (
+            [0, 1],
+            [],
+            "Devices are a count, a list of names, or None for every accelerator. Got devices=[0, 1]. "
+            "Use for example devices=2, or devices=['cpu:0', 'cpu:1'].",
+        ),
         (["cuda"], [], "Every device must be there. Got 'cuda:0'; this host has only the CPU. Name one of these."),
     ],
 )
@@ -53,3 +70,16 @@ def test_errors(devices, available, message):
     with pytest.raises(DeviceError) as caught:
         resolve(devices, available)
     assert str(caught.value) == message
+
+
+class Chip:
+    """A framework's own device object."""
+
+    place = "CUDA:1"
+
+
+def test_a_frameworks_own_devices_go_by_their_names():
+    assert resolve([Chip(), "cuda:0"], GPUS, lambda chip: chip.place) == ("cuda:1", "cuda:0")
+    assert resolve(Chip(), GPUS, lambda chip: chip.place) == ("cuda:1",)
+    with pytest.raises(DeviceError, match=r"a list of names, .* Got devices=\[<"):
+        resolve([object()], GPUS, lambda chip: chip.place)

@@ -6,6 +6,7 @@ LOCKSTEP_BACKENDS chooses the frameworks; one that was asked for and cannot be i
 import hashlib
 import importlib
 import os
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -125,6 +126,14 @@ def test_lists_are_cut_as_lists():
     assert [piece[1:] for piece in pieces] == [(["a", "b"], 0.5), (["c"], 0.5)]
 
 
+def test_an_array_without_axes_is_on_every_device_in_memory_of_its_own(kit):
+    number = kit.array(np.float32(1.5))
+    pieces = [rest for _, rest in lockstep.split((kit.array(noise(4, 2)), number), 2)]
+    assert [kit.place(piece) for piece in pieces] == kit.devices()
+    assert [(tuple(piece.shape), float(kit.value(piece))) for piece in pieces] == [((), 1.5)] * 2
+    assert len({id(number), *map(id, pieces)}) == 3
+
+
 # -- allreduce
 
 
@@ -194,7 +203,25 @@ def test_one_array_given_twice_counts_twice(kit):
     assert bits(kit.value(sums[0])) == bits((value + value) + value)
 
 
+@pytest.mark.parametrize("nests", [[None, None], [[None], [None]], [{"a": (None,)}] * 3])
+def test_nothing_stays_nothing(nests):
+    assert lockstep.allreduce(nests) == nests
+
+
 # -- what is refused
+
+
+def test_truth_values_are_refused(kit):
+    given = [kit.array(np.array([True, False])) for _ in range(2)]
+    with pytest.raises(BatchError, match=r"allreduce adds numbers\. Got arrays of bool\. Convert them to a type of"):
+        lockstep.allreduce(given)
+    pieces = lockstep.split(given[0], 2)
+    assert [kit.value(piece).tolist() for piece in pieces] == [[True], [False]]
+
+
+def test_types_are_told_in_one_word(kit):
+    with pytest.raises(BatchError, match=r"Got \(2,\) of float32 from device 0 and \(2,\) of int32 from device 1"):
+        lockstep.allreduce([kit.array(np.ones(2, "float32")), kit.array(np.ones(2, "int32"))])
 
 
 @pytest.mark.parametrize(
@@ -212,6 +239,7 @@ def test_one_array_given_twice_counts_twice(kit):
             "Got ndarray(2,) from device 0 and [ndarray(2,)] from device 1. Give equal nests.",
         ),
         ([1.0, 2.0], "Got a float. Give an array"),
+        ([np.array(["a"]), np.array(["b"])], "allreduce adds numbers. Got arrays of str32."),
         ([[], []], "Got none. Give an array"),
     ],
 )
@@ -226,6 +254,7 @@ def test_allreduce_refuses(arrays, words):
     [
         ([], 2, BatchError, "replicate takes arrays of numpy, PyTorch, JAX, TensorFlow or MXNet. Got none."),
         ({"w": "text"}, 2, BatchError, "Got a str."),
+        ([Fraction(1, 2)], 2, BatchError, "Got a fractions.Fraction. Give an array"),
         (np.ones(2), 0, DeviceError, "at least one device. Got devices=0."),
         (np.ones(2), [], DeviceError, "at least one device. Got an empty list."),
         (

@@ -11,6 +11,15 @@ from lockstep.errors import BatchError
 BACKENDS = os.environ.get("LOCKSTEP_BACKENDS", "numpy,torch").split(",")
 
 
+class TestNumpy:
+    def test_a_read_only_array_is_refused_before_anything_is_written(self):
+        given = [np.ones(2), np.ones(2)]
+        given[1].flags.writeable = False
+        with pytest.raises(BatchError, match=r"Got an array that is read-only\. Give its \.copy\(\)"):
+            lockstep.allreduce(given)
+        assert given[0].tolist() == [1, 1]
+
+
 @pytest.mark.skipif("torch" not in BACKENDS, reason="another environment has this framework")
 class TestTorch:
     def test_a_graph_is_refused(self):
@@ -19,6 +28,23 @@ class TestTorch:
         weight = torch.ones(2, requires_grad=True)
         with pytest.raises(BatchError, match=r"Got a tensor with a graph behind it\. Give its \.detach\(\)"):
             lockstep.allreduce([weight * 2, weight * 3])
+
+    def test_elements_that_share_memory_are_refused_before_anything_is_written(self):
+        import torch
+
+        weight = torch.ones(2, requires_grad=True)
+        given = [torch.ones(2), *torch.autograd.grad(weight.sum(), weight)]
+        with pytest.raises(BatchError, match=r"Got a tensor whose elements share memory, .* Give its \.clone\(\)"):
+            lockstep.allreduce(given)
+        assert given[0].tolist() == [1, 1]
+        (alone,) = lockstep.allreduce([torch.ones(1, 2).as_strided((1, 2), (0, 1))])  # an axis of one entry
+        assert alone.tolist() == [[1, 1]]
+
+    def test_a_tensor_without_values_is_refused(self):
+        import torch
+
+        with pytest.raises(BatchError, match=r"^split takes arrays with values\. Got a tensor on the device meta"):
+            lockstep.split(torch.ones(2, device="meta"), 2)
 
     def test_what_is_frozen_stays_frozen_and_a_result_becomes_a_leaf(self):
         import torch
@@ -46,6 +72,15 @@ class TestJax:
 
         with pytest.raises(BatchError, match=r"Got a traced array\. Call it outside of jax\.jit"):
             jax.jit(lambda a: lockstep.allreduce([a, a]))(jax.numpy.ones(2))
+        for call in (lockstep.replicate, lockstep.split):
+            with pytest.raises(BatchError, match=rf"^{call.__name__} takes arrays with values\. Got a traced array"):
+                jax.jit(lambda a, call=call: call(a, 2)[0])(jax.numpy.ones(2))
+
+    def test_a_description_is_refused(self):
+        import jax
+
+        with pytest.raises(BatchError, match=r"Got a ShapeDtypeStruct\. Give a jax\.Array"):
+            lockstep.replicate(jax.ShapeDtypeStruct((2,), "float32"), 2)
 
     def test_a_donated_replica_takes_no_other_with_it(self):
         import jax
@@ -73,6 +108,19 @@ class TestTensorflow:
         with pytest.raises(BatchError, match=r"Got a tensor inside of a tf\.function\. Call it outside"):
             tf.function(lambda a: lockstep.allreduce([a, a]), autograph=False)(tf.ones(2))
 
+    def test_keras_variables_and_ragged_tensors_are_refused(self):
+        import keras
+        import tensorflow as tf
+
+        for given in (keras.Variable([1.0, 2.0]), tf.ragged.constant([[1.0], [2.0, 3.0]])):
+            for call in (
+                lambda: lockstep.replicate(given, 2),  # noqa: B023
+                lambda: lockstep.split(given, 2),  # noqa: B023
+                lambda: lockstep.allreduce([given, given]),  # noqa: B023
+            ):
+                with pytest.raises(BatchError, match=r"Give tensors and tf\.Variables; a Keras variable has one as"):
+                    call()
+
     def test_replicas_are_variables_trained_as_the_original(self):
         import tensorflow as tf
 
@@ -92,3 +140,30 @@ class TestTensorflow:
 
         for total in lockstep.allreduce([gradient([0, 1]), gradient([1, 3])]):
             assert total.numpy().tolist() == [[1, 1], [2, 2], [0, 0], [1, 1]]
+        (alone,) = lockstep.allreduce([gradient([0, 1])])
+        assert isinstance(alone, tf.Tensor)
+        assert alone.numpy().tolist() == [[1, 1], [1, 1], [0, 0], [0, 0]]
+
+
+@pytest.mark.skipif("mxnet" not in BACKENDS, reason="another environment has this framework")
+class TestMxnet:
+    def test_a_recorded_array_is_refused(self):
+        import mxnet as mx
+
+        weight = mx.nd.ones((2,))
+        weight.attach_grad()
+        with mx.autograd.record():
+            outputs = weight * 2
+        with pytest.raises(BatchError, match=r"Got an array that autograd has recorded\. Give its \.detach\(\)"):
+            lockstep.allreduce([outputs, outputs])
+        first, second = lockstep.allreduce([weight, outputs.detach()])
+        assert first.asnumpy().tolist() == second.asnumpy().tolist() == [3.0, 3.0]
+
+    def test_a_parameter_is_refused(self):
+        from mxnet import gluon
+
+        weight = gluon.Parameter("weight", shape=(2,))
+        weight.initialize()
+        for call in (lambda: lockstep.replicate({"w": weight}, 2), lambda: lockstep.allreduce([weight, weight])):
+            with pytest.raises(BatchError, match=r"Got a Parameter\. Give its \.data\(\) or its \.grad\(\)"):
+                call()

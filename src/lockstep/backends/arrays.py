@@ -13,11 +13,14 @@ class Arrays(Protocol):
     def copy(self, array: Any, device: str) -> Any:
         """A contiguous copy on the device, in memory of its own, that can be trained where the original can."""
 
-    def cut(self, array: Any, start: int, stop: int, device: str) -> Any:
-        """The examples from `start` up to `stop`, in contiguous memory of their own on the device."""
+    def cut(self, array: Any, where: Any, device: str) -> Any:
+        """The examples that the slice says (`...`: all there is), in contiguous memory of their own on the device."""
+
+    def absent(self, array: Any) -> str:
+        """Why this array has no value here and now; empty where it has one."""
 
     def check(self, array: Any) -> str:
-        """Why this array's values cannot be added here and now; empty where they can."""
+        """Why a sum cannot take the place of this array's value; empty where it can."""
 
     def add(self, left: Any, right: Any) -> Any:
         """left + right where left lies, in memory of its own."""

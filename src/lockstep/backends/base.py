@@ -180,6 +180,9 @@ class Module(Protocol):
     def available(self) -> list[str]:
         """The accelerators of this host; empty where there is only the CPU."""
 
+    def name(self, device: Any) -> str:
+        """The name (`cpu:0`) of one of the framework's own device objects."""
+
     def variables(self, devices: Sequence[str]) -> Mapping[str, str]:
         """The environment variables that the framework must find before it computes on these devices."""
 

@@ -83,3 +83,17 @@ def test_outputs_are_arrays_of_the_scripts_own_class(put):
         assert type(trainer(X)) is type(put(X))
         assert trainer(X).ctx == mx.cpu(0)
         assert isinstance(trainer.predict(put(X)), np.ndarray)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.array(0.5, "float32")], ids=["a scalar", "an array of no axes"])
+def test_a_number_goes_to_every_shard(number, put):
+    @lockstep.objective
+    def halved(block, batch):
+        return block(batch["x"]).sum(axis=1) * batch["factor"]
+
+    digests = set()
+    for factor in (0.5, number):
+        with wrapped(net(), criterion=halved, devices=2) as trainer:
+            trainer.step({"x": X, "factor": factor})
+            digests.add(trainer.digest())
+    assert len(digests) == 1

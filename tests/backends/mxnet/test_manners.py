@@ -1,12 +1,13 @@
 """The script's block, optimizer and settings: what it changes counts, what is not Lockstep's stays as it was."""
 
+import pickle
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon, nd, npx
 from mxnet.gluon import nn
 
-import lockstep
 from backends.mxnet.models import BATCH, SGD, X, Y, loss, net, same, weights, wrapped
 from lockstep.backends.mxnet import settings
 
@@ -58,6 +59,16 @@ def freeze(block, optimizer, trainer):
     block[0].collect_params().setattr("grad_req", "null")
 
 
+def freeze_below(block, optimizer, trainer):
+    """So far that no backward pass comes to the batch norm, which counts there."""
+    block[0].collect_params().setattr("grad_req", "null")
+    block[1].gamma.grad_req = block[1].beta.grad_req = "null"
+
+
+def freeze_a_weight(block, optimizer, trainer):
+    block[3].weight.grad_req = "null"
+
+
 def reinitialize(block, optimizer, trainer):
     mx.random.seed(9)
     block[0].initialize(mx.init.Xavier(), force_reinit=True)
@@ -65,6 +76,7 @@ def reinitialize(block, optimizer, trainer):
 
 CHANGES = [
     *(set_data, write_in_place, write_statistics, learning_rate, learning_rates, multiplier, freeze, reinitialize),
+    *(freeze_below, freeze_a_weight),
 ]
 
 
@@ -100,6 +112,21 @@ def test_a_trainer_with_some_of_the_parameters():
     after = weights(block)
     changed = {name for name in before if before[name].tobytes() != after[name].tobytes()}
     assert changed == {"3.weight", "3.bias", "1.running_mean", "1.running_var"}
+
+
+@pytest.mark.parametrize("layer", [0, 3, 4])
+def test_a_trainer_with_some_of_the_parameters_on_any_number_of_contexts(layer):
+    """What it does not hold has gradients all the same, so the batch norm under it counts everywhere."""
+    found = set()
+    for devices in (1, 2, 3):
+        block = net()
+        block(nd.array(X))
+        chosen = gluon.Trainer(block[layer].collect_params(), "sgd", {"learning_rate": 0.1})
+        with wrapped(block, chosen, devices=devices) as trainer:
+            trainer.step(BATCH)
+            trainer.step(BATCH)
+            found.add(trainer.digest())
+    assert len(found) == 1
 
 
 def test_the_block_is_an_ordinary_one_between_the_steps(tmp_path):
@@ -350,6 +377,32 @@ def test_labels_and_inputs_as_numpy_has_them():
     assert len(digests) == 1
 
 
-def test_contexts_as_devices():
-    with lockstep.wrap(net(), SGD, loss(), devices=[mx.cpu(0), mx.cpu(1)], shards=8) as trainer:
-        assert trainer.devices == ("cpu:0", "cpu:1")
+@pytest.mark.parametrize("given", [[0, 1], [3], [5, 2, 7]])
+def test_contexts_as_devices(given):
+    """The block lies on the first of them, and the bits do not tell which they are."""
+    contexts = [mx.cpu(index) for index in given]
+    block = net(dropout=0.5)
+    with wrapped(block, devices=contexts) as trainer:
+        trainer.step(BATCH)
+        assert trainer.devices == tuple(f"cpu:{index}" for index in given)
+        assert {each.list_ctx()[0] for each in block.collect_params().values()} == {contexts[0]}
+        assert trainer(X).context == contexts[0]
+        found = trainer.digest()
+    with wrapped(net(dropout=0.5)) as trainer:
+        trainer.step(BATCH)
+        assert trainer.digest() == found
+
+
+def test_a_graph_from_elsewhere_is_a_block():
+    """On any number of contexts, and in a pickle."""
+    found = set()
+    for devices in (1, 2, 3):
+        data = mx.sym.var("data", dtype="float32")
+        block = gluon.SymbolBlock([mx.sym.FullyConnected(mx.sym.flatten(data), num_hidden=10, name="last")], [data])
+        block.initialize(mx.init.One())
+        with wrapped(block, devices=devices) as trainer:
+            trainer.step(BATCH)
+            found.add(trainer.digest())
+            copy = pickle.loads(trainer._backend.dump()).model
+            assert copy(nd.array(X)).asnumpy().tobytes() == block(nd.array(X)).asnumpy().tobytes()
+    assert len(found) == 1

@@ -9,8 +9,8 @@ from backends.mxnet.models import BATCH, X, Y, loss, net, same, weights, wrapped
 STEPS = 3
 
 
-def plain(optimizer, numbers, block, data=BATCH, criterion=None):
-    trainer = gluon.Trainer(block.collect_params(), optimizer, numbers, update_on_kvstore=False)
+def plain(optimizer, numbers, block, data=BATCH, criterion=None, held=None):
+    trainer = gluon.Trainer((held or block).collect_params(), optimizer, numbers, update_on_kvstore=False)
     criterion = criterion or loss()
     x, y = (nd.array(each, dtype=each.dtype) for each in data)
     for _ in range(STEPS):
@@ -80,6 +80,22 @@ def test_the_first_step_of_a_trainer_that_has_made_some():
     with wrapped(block, trainer, shards=1) as exact:
         exact.step(BATCH)
     assert same(weights(block), plain("sgd", {"momentum": 0.9}, net()))
+
+
+def half_frozen():
+    block = net()
+    block[1].gamma.grad_req = block[0].weight.grad_req = "null"
+    return block
+
+
+@pytest.mark.parametrize("make", [net, half_frozen])
+@pytest.mark.parametrize("layer", [1, 4])
+def test_a_trainer_with_some_of_the_parameters(make, layer):
+    """The others have gradients too, so the batch norm counts as it does in the plain loop."""
+    block = make()
+    found = ours(gluon.Trainer(block[layer].collect_params(), "sgd", {"momentum": 0.9}), block)
+    other = make()
+    assert same(found, plain("sgd", {"momentum": 0.9}, other, held=other[layer]))
 
 
 class Scale(gluon.HybridBlock):

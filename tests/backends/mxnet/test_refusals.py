@@ -91,6 +91,12 @@ def test_optimizers(given, message):
         wrapped(block, optimizer)
 
 
+def test_an_optimizer_that_does_not_resume_exactly():
+    with pytest.raises(ExactError, match=r"Got LBSGD, which gathers gradients outside of them\. Use 'lars'"):
+        wrapped(net(), "lbsgd")
+    wrapped(net(), "lbsgd", exact=False).close()
+
+
 def test_a_rate_that_follows_a_schedule():
     optimizer = mx.optimizer.SGD(lr_scheduler=mx.lr_scheduler.FactorScheduler(step=10, base_lr=0.1))
     with wrapped(net(), optimizer) as trainer:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.jax import devices as chips
@@ -18,6 +19,11 @@ joins = True
 def available() -> list[str]:
     """The GPUs or TPUs of this process."""
     return chips.accelerators()
+
+
+def name(device: Any) -> str:
+    """As for `available`."""
+    return chips.name(device)
 
 
 def variables(devices: Sequence[str]) -> dict[str, str]:

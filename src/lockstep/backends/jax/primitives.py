@@ -15,15 +15,20 @@ def copy(array: Any, device: str) -> Any:
     return put(array, _device(device), may_alias=False)
 
 
-def cut(array: Any, start: int, stop: int, device: str) -> Any:
+def cut(array: Any, where: Any, device: str) -> Any:
     """A copy of some examples."""
-    return put(array[start:stop], _device(device), may_alias=False)
+    return put(array[where], _device(device), may_alias=False)
+
+
+def absent(array: Any) -> str:
+    """A traced array has no value yet, a description of one never."""
+    if isinstance(array, jax.core.Tracer):
+        return "a traced array. Call it outside of jax.jit, jax.grad and jax.vmap, with their results"
+    return "" if isinstance(array, jax.Array) else f"a {type(array).__name__}. Give a jax.Array"
 
 
 def check(array: Any) -> str:
-    """A traced array has no value yet, and one that is spread lies on no device."""
-    if isinstance(array, jax.core.Tracer):
-        return "a traced array. Call it outside of jax.jit, jax.grad and jax.vmap, with their results"
+    """An array that is spread lies on no device."""
     if len(array.devices()) > 1:
         return f"an array that lies on {len(array.devices())} devices. Give one array per device"
     return ""

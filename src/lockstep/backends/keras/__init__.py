@@ -14,7 +14,7 @@ from lockstep.backends.base import Backend, Module, Recipe
 from lockstep.backends.keras.adoption import adopt
 from lockstep.errors import MissingExtra
 
-__all__ = ["adopt", "available", "open", "processes", "variables"]
+__all__ = ["adopt", "available", "name", "open", "processes", "variables"]
 
 joins = True
 
@@ -22,6 +22,11 @@ joins = True
 def available() -> list[str]:
     """The accelerators of this host, as the framework beneath sees them."""
     return _beneath().available()
+
+
+def name(device: Any) -> str:
+    """As the framework beneath names it."""
+    return _beneath().name(device)
 
 
 def variables(devices: Sequence[str]) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import mxnet as mx
 
@@ -18,6 +19,11 @@ joins = False  # its engine has no wire to another process
 def available() -> list[str]:
     """The GPUs of this host."""
     return [f"gpu:{index}" for index in range(mx.context.num_gpus())]
+
+
+def name(device: Any) -> str:
+    """A context's kind and number."""
+    return f"{device.device_type}:{device.device_id}"
 
 
 def variables(devices: Sequence[str]) -> dict[str, str]:

@@ -13,15 +13,13 @@ from lockstep.backends.base import Array, Node, Recipe, State, Work
 from lockstep.backends.mxnet import draws, inputs, losses, metrics, nodes, pickling, settings, statistics
 from lockstep.backends.mxnet.arrays import array_of, classic, dtype_of
 from lockstep.backends.mxnet.nodes import Vectors
-from lockstep.backends.mxnet.refusals import check_block, check_engine, check_graphs
+from lockstep.backends.mxnet.refusals import check_block, check_engine, check_graphs, check_optimizer
 from lockstep.backends.mxnet.replicas import Replicas, context_of
 from lockstep.backends.mxnet.shards import Shards
 from lockstep.backends.mxnet.statistics import Statistics
 from lockstep.backends.mxnet.stored import Stored
 from lockstep.backends.mxnet.updates import Updates
 from lockstep.core import seeds, tree
-from lockstep.core.batches import inputs as inputs_of
-from lockstep.core.batches import leaves as arrays_of
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, resolve
@@ -48,6 +46,8 @@ class MxnetBackend:
         self._places = [context_of(device) for device in devices]  # of every replica
         self._replicas = Replicas(recipe.model, self._places)
         self._updates = Updates(recipe.optimizer, self._replicas.parameters)
+        if recipe.options.exact:
+            check_optimizer(self._updates.optimizer)
         self._stored = Stored(self._replicas, self._updates)
         self._loss = losses.criterion(recipe.loss)
         self._shards = Shards(recipe.model, self._loss, resolve(recipe.metrics, metrics.named(self._loss)))
@@ -82,7 +82,7 @@ class MxnetBackend:
         if self._replicas.missing and self._work is not None:
             self._shards.show(self._work, self._replicas)
         self._replicas.require()
-        self._trained = self._updates.trained()
+        self._trained = self._replicas.trained = self._updates.trained()
         averaged = statistics.of(self._recipe.model, self._replicas.parameters)
         form = [(name, dtype_of(self._replicas.parameters[name])) for name in (*self._trained, *averaged)]
         if self._layout is None or form != self._form:
@@ -106,7 +106,7 @@ class MxnetBackend:
 
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Tells the engine of one shard for every context in turn; the block's statistics end as they began."""
-        self._shards.begin(self._replicas.wide(), self._draws(work), self._narrow)
+        self._shards.begin(self._replicas.wide(), self._watch.may_draw(), self._narrow)
         try:
             with self._replicas.spread() as spread, self._statistics.kept(spread) as kept:
                 variables = [[spread[name][place] for name in self._trained] for place in range(len(kept))]
@@ -130,11 +130,6 @@ class MxnetBackend:
     def _place(self, replica: int) -> int:
         """Where a replica's context stands among the contexts."""
         return self._replicas.contexts.index(self._places[replica % len(self._places)])
-
-    def _draws(self, work: Work) -> bool:
-        """Whether a shard may draw random numbers."""
-        first = next(iter(work.shards.values()))
-        return self._watch.may_draw(len(list(arrays_of(inputs_of(first)))))
 
     def _settle(self, work: Work, drawn_from: bool = False) -> None:
         """Seeds the first context anew, so that what is drawn there next does not tell who computed which shard."""
@@ -203,7 +198,7 @@ class MxnetBackend:
         """Loss and metrics of each shard in evaluation mode."""
         if self._replicas.missing:
             self._shards.show(work, self._replicas)
-        self._shards.begin(self._replicas.wide(), self._draws(work))
+        self._shards.begin(self._replicas.wide(), self._watch.may_draw())
         with self._replicas.spread():
             found = {
                 shard: self._shards.sums(work, shard, piece, self._replicas.contexts[place])
@@ -219,7 +214,7 @@ class MxnetBackend:
             self._shards.begin(self._replicas.wide(), seeded=False)  # the initializer draws as the script has it
             shard = min(work.shards)
             self._shards.outputs(work, shard, work.shards[shard], self._replicas.contexts[0])
-        self._shards.begin(self._replicas.wide(), self._draws(work))
+        self._shards.begin(self._replicas.wide(), self._watch.may_draw())
         with self._replicas.spread():
             found = {
                 shard: self._shards.outputs(work, shard, piece, self._replicas.contexts[place])

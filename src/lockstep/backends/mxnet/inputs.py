@@ -38,8 +38,9 @@ def put(value: Any, context: Any, wide: bool) -> Any:
 
 
 def _from_numpy(value: Any, context: Any, wide: bool) -> Any:
-    """What `mx.nd.array` does, in a third of its time."""
-    source = np.ascontiguousarray(value, _held(value.dtype, wide)).reshape(value.shape)
+    """What `mx.nd.array` does, in a third of its time; a number is a vector of one where arrays have axes."""
+    shape = value.shape if mx.util.is_np_shape() else value.shape or (1,)
+    source = np.ascontiguousarray(value, _held(value.dtype, wide)).reshape(shape)
     handle = _new_alloc_handle(source.shape, context, False, source.dtype)
     check_call(_LIB.MXNDArraySyncCopyFromCPU(handle, ctypes.c_void_p(source.ctypes.data), ctypes.c_size_t(source.size)))
     return mx.np.ndarray(handle) if mx.util.is_np_array() else NDArray(handle)

@@ -10,7 +10,8 @@ from mxnet import gluon
 from lockstep.backends.base import Recipe
 from lockstep.errors import ModelError
 
-_CACHES = {"_cached_graph": (), "_cached_op": None, "_cached_op_args": ()}
+# What a hybridized block builds for itself, as it is before that.
+GRAPHS = {"_cached_graph": (), "_cached_op": None, "_cached_op_args": ()}
 
 
 def dump(recipe: Recipe, updater: Any) -> bytes:
@@ -31,7 +32,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, gluon.HybridBlock):
-            return _empty, (type(obj),), {**vars(obj), **_CACHES}, None, None, _fill
+            own = {"_cached_graph": obj._cached_graph} if isinstance(obj, gluon.SymbolBlock) else {}  # it is one
+            return _empty, (type(obj),), {**vars(obj), **GRAPHS, **own}, None, None, _fill
         return super().reducer_override(obj)
 
 

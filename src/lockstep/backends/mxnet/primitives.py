@@ -5,9 +5,10 @@ Shapes are numpy's while they are copied: without `npx.set_np()` MXNet takes a l
 
 from typing import Any
 
-from mxnet import autograd
+from mxnet import MXNetError, autograd
 from mxnet.util import np_shape
 
+from lockstep.backends.mxnet.arrays import is_array
 from lockstep.backends.mxnet.replicas import context_of
 
 
@@ -19,15 +20,24 @@ def copy(array: Any, device: str) -> Any:
     return fresh
 
 
-def cut(array: Any, start: int, stop: int, device: str) -> Any:
+def cut(array: Any, where: Any, device: str) -> Any:
     """A copy of some examples."""
     with np_shape(True):
-        return array[start:stop].copyto(context_of(device))
+        return (array if where is ... else array[where]).copyto(context_of(device))
+
+
+def absent(array: Any) -> str:
+    """A parameter has its values in arrays, one on each of its contexts."""
+    return "" if is_array(array) else f"a {type(array).__name__}. Give its .data() or its .grad()"
 
 
 def check(array: Any) -> str:
-    """The engine knows the value of every array."""
-    return ""
+    """A value that was recorded would no longer be what the backward pass takes it for."""
+    try:
+        recorded = autograd.get_symbol(array).get_children() is not None
+    except MXNetError:  # not even a variable
+        recorded = False
+    return "an array that autograd has recorded. Give its .detach(), or the .grad of the parameters" if recorded else ""
 
 
 def add(left: Any, right: Any) -> Any:
@@ -39,4 +49,4 @@ def add(left: Any, right: Any) -> Any:
 def write(value: Any, target: Any) -> Any:
     """In place."""
     with autograd.pause(), np_shape(True):
-        return value.copyto(target)
+        return target if value is target else value.copyto(target)

@@ -72,3 +72,12 @@ def check_engine() -> None:
             f"One thread of MXNet's engine computes for a context. Got {name}={value}, which gives it several. "
             "Unset it, or use exact=False."
         )
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuses an optimizer that keeps gradients where no checkpoint finds them."""
+    if isinstance(optimizer, mx.optimizer.LBSGD):
+        raise ExactError(
+            "A run is resumed from its optimizer's slots. Got LBSGD, which gathers gradients outside of them. "
+            "Use 'lars', or 'sgd' with a larger batch; or exact=False."
+        )

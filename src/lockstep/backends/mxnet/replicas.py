@@ -6,7 +6,7 @@ whatever the script has written, and however, every replica starts from it; and 
 block that the script saves or runs between the steps is an ordinary one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,13 +24,14 @@ class Replicas:
     def __init__(self, block: Any, contexts: Sequence[Any]) -> None:
         self.block = block
         self.parameters = named(block)
+        self.trained: Collection[str] = ()  # the parameters whose gradients go into the leaves
         check_parameters(self.parameters)
         self.move(contexts)
 
     def move(self, contexts: Sequence[Any]) -> None:
         """Takes these contexts, the first for the block itself; replicas may share one."""
         self.contexts = list(dict.fromkeys(contexts))
-        self._spread: dict[str, list[Any]] = {}  # each parameter's arrays on the other contexts
+        self._spread: dict[str, tuple[Any, list[Any]]] = {}  # each parameter's form and arrays on the other contexts
         for parameter in self.parameters.values():
             self._place(parameter)
 
@@ -86,14 +87,24 @@ class Replicas:
                 parameter._data, parameter._ctx_list, parameter._ctx_map = own
 
     def _others(self, name: str) -> list[Any]:
-        """The parameter's arrays on the other contexts, with the values of the first."""
-        first = self.array(name)
-        others = self._spread.get(name)
-        if others is None or any((each.shape, each.dtype) != (first.shape, first.dtype) for each in others):
-            others = self._spread[name] = [first.copyto(context) for context in self.contexts[1:]]
-        else:
+        """The parameter's arrays on the other contexts, with the values of the first.
+
+        A backward pass goes as far as there are gradients to write, and batch norm counts where it
+        comes. So a parameter has a gradient on every context or on none: in the leaf where it is
+        trained, of its own where only the script wants one, and none, nor a mark of one, where it is frozen.
+        """
+        first, parameter, trained = self.array(name), self.parameters[name], name in self.trained
+        form = first.shape, first.dtype, parameter.grad_req, trained
+        known, others = self._spread.get(name, (None, []))
+        if known == form:
             for other in others:
                 classic(first).copyto(classic(other))
+            return others
+        others = [first.copyto(context) for context in self.contexts[1:]]
+        if parameter.grad_req != "null" and not trained:
+            for other in others:
+                other.attach_grad(parameter.grad_req)
+        self._spread[name] = form, others
         return others
 
     def unmark(self) -> None:

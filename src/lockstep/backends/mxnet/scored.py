@@ -12,7 +12,9 @@ from mxnet import gluon
 from mxnet.util import is_np_array
 
 from lockstep.backends.mxnet.arrays import classic
+from lockstep.backends.mxnet.pickling import GRAPHS
 
+_PASSING = {*GRAPHS, "_active", "_flags"}  # how the script runs its loss, which is not what it computes
 _OWN = ("mxnet.gluon.loss", "lockstep.backends.mxnet.criterion")
 
 
@@ -30,15 +32,12 @@ class Scored:
 
     def _graph(self) -> Any:
         """The graph; a new one where the script has changed a number of the loss, or the kind of arrays."""
-        numbers = is_np_array(), {name: value for name, value in vars(self._loss).items() if name not in _CACHES}
+        numbers = is_np_array(), {name: value for name, value in vars(self._loss).items() if name not in _PASSING}
         if self._made[0] != numbers:
             graph = _Graph(self._loss)
             graph.hybridize()
             self._made = numbers, graph
         return self._made[1]
-
-
-_CACHES = {"_active", "_flags", "_cached_graph", "_cached_op", "_cached_op_args"}
 
 
 class _Graph(gluon.HybridBlock):  # type: ignore[misc]

@@ -45,7 +45,7 @@ class Statistics:
         self._replicas = replicas
         self._names: list[str] = []
         self._layout: Layout | None = None
-        self._held: dict[int, tuple[list[int], Held]] = {}  # by the place of the context
+        self._held: dict[int, tuple[list[Any], Held]] = {}  # by the place of the context, with the arrays it is of
 
     def lie(self, names: list[str], layout: Layout) -> None:
         """Takes over where the statistics lie in a leaf."""
@@ -69,10 +69,11 @@ class Statistics:
     def _hold(self, place: int, spread: Mapping[str, Sequence[Any]]) -> "Held":
         assert self._layout is not None
         own = {name: spread[name][place] for name in self._names}
-        arrays = [id(array) for array in own.values()]
-        if place not in self._held or self._held[place][0] != arrays:
-            self._held[place] = arrays, Held(own, self._layout)
-        return self._held[place][1]
+        known, held = self._held.get(place, ([], None))
+        if held is None or any(array is not before for array, before in zip(own.values(), known, strict=True)):
+            held = Held(own, self._layout)
+            self._held[place] = list(own.values()), held
+        return held
 
     def apply(self, total: Mapping[str, Any]) -> None:
         """Writes the averages to the first context, where some shard changed a value."""

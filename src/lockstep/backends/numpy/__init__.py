@@ -1,6 +1,7 @@
 """NumPy: the reference backend, the oracle of the tests and the shortest answer to "what does a backend do?"."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.numpy.backend import NumpyBackend
@@ -14,6 +15,11 @@ joins = True
 def available() -> list[str]:
     """numpy has only the CPU."""
     return []
+
+
+def name(device: Any) -> str:
+    """NumPy has no devices of its own."""
+    return str(device)
 
 
 def variables(devices: Sequence[str]) -> dict[str, str]:

@@ -10,13 +10,20 @@ def copy(array: Any, device: str) -> Any:
     return np.array(array, order="C")
 
 
-def cut(array: Any, start: int, stop: int, device: str) -> Any:
+def cut(array: Any, where: Any, device: str) -> Any:
     """A contiguous copy of some examples."""
-    return np.array(array[start:stop], order="C")
+    return np.array(array[where], order="C")
+
+
+def absent(array: Any) -> str:
+    """Every array has its values."""
+    return ""
 
 
 def check(array: Any) -> str:
-    """Whatever can be added can be added here."""
+    """Others' memory is not written to."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        return "an array that is read-only. Give its .copy()"
     return ""
 
 

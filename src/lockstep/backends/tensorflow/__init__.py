@@ -1,6 +1,7 @@
 """TensorFlow: one process drives all of its devices, each with a copy of the variables."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -8,7 +9,7 @@ from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.tensorflow.backend import TensorflowBackend
 from lockstep.backends.tensorflow.function import Function
 
-__all__ = ["TensorflowBackend", "adopt", "available", "open", "processes", "variables"]
+__all__ = ["TensorflowBackend", "adopt", "available", "name", "open", "processes", "variables"]
 
 joins = True
 
@@ -16,6 +17,11 @@ joins = True
 def available() -> list[str]:
     """The GPUs of this host."""
     return [f"gpu:{index}" for index, _ in enumerate(tf.config.list_physical_devices("GPU"))]
+
+
+def name(device: Any) -> str:
+    """Without the path before it: `/device:GPU:0`."""
+    return str(device.name).partition("device:")[2]
 
 
 def variables(devices: Sequence[str]) -> dict[str, str]:

@@ -11,17 +11,24 @@ def copy(array: Any, device: str) -> Any:
         return tf.Variable(tf.convert_to_tensor(array), trainable=getattr(array, "trainable", True))
 
 
-def cut(array: Any, start: int, stop: int, device: str) -> Any:
+def cut(array: Any, where: Any, device: str) -> Any:
     """A copy of some examples."""
     with tf.device(_device(device)):
-        return tf.identity(array[start:stop])
+        return tf.identity(array[where])
+
+
+def absent(array: Any) -> str:
+    """A symbolic tensor has no value yet; a Keras variable has it in a TensorFlow one."""
+    if not tf.executing_eagerly():
+        return "a tensor inside of a tf.function. Call it outside, with what the function returns"
+    if isinstance(array, tf.Tensor | tf.Variable | tf.IndexedSlices):
+        return ""
+    return f"a {type(array).__name__}. Give tensors and tf.Variables; a Keras variable has one as .value"
 
 
 def check(array: Any) -> str:
-    """A symbolic tensor has no value yet."""
-    if tf.executing_eagerly():
-        return ""
-    return "a tensor inside of a tf.function. Call it outside, with what the function returns"
+    """A tensor is not written to, and a variable always can be."""
+    return ""
 
 
 def add(left: Any, right: Any) -> Any:
@@ -36,7 +43,7 @@ def write(value: Any, target: Any) -> Any:
         target.assign(value)
         return target
     with tf.device(target.device):
-        return tf.identity(value)
+        return tf.identity(tf.convert_to_tensor(value))
 
 
 def _device(name: str) -> str:

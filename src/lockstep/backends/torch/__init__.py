@@ -1,6 +1,7 @@
 """PyTorch: one process per device, each with one replica."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -13,6 +14,11 @@ joins = True
 def available() -> list[str]:
     """The GPUs of this host."""
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+
+
+def name(device: Any) -> str:
+    """As PyTorch writes a `torch.device`."""
+    return str(device)
 
 
 def variables(devices: Sequence[str]) -> dict[str, str]:

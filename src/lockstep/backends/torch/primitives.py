@@ -13,16 +13,23 @@ def copy(array: Any, device: str) -> Any:
     return fresh.requires_grad_(array.requires_grad)
 
 
-def cut(array: Any, start: int, stop: int, device: str) -> Any:
+def cut(array: Any, where: Any, device: str) -> Any:
     """A copy of some examples."""
-    return _on(array[start:stop], device)
+    return _on(array[where], device)
+
+
+def absent(array: Any) -> str:
+    """Only a tensor of the device `meta` has no values."""
+    return "a tensor on the device meta. Materialize it first" if array.is_meta else ""
 
 
 def check(array: Any) -> str:
-    """Values that a graph has made would lose it."""
-    if array.grad_fn is None:
-        return ""
-    return "a tensor with a graph behind it. Give its .detach(), or the .grad of the parameters"
+    """A value that a graph has made would no longer be what the graph says."""
+    if array.grad_fn is not None:
+        return "a tensor with a graph behind it. Give its .detach(), or the .grad of the parameters"
+    if array.layout is torch.strided and any(map(_shared, array.shape, array.stride())):
+        return "a tensor whose elements share memory, as expand() makes them. Give its .clone()"
+    return ""
 
 
 def add(left: Any, right: Any) -> Any:
@@ -40,3 +47,8 @@ def write(value: Any, target: Any) -> Any:
 def _on(tensor: torch.Tensor, device: str) -> torch.Tensor:
     place = "cpu" if device.startswith("cpu") else device  # torch knows one CPU
     return tensor.to(place, copy=True, memory_format=torch.contiguous_format)
+
+
+def _shared(size: int, stride: int) -> bool:
+    """Whether the entries along an axis lie in one place."""
+    return size > 1 and stride == 0
