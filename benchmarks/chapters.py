@@ -33,8 +33,8 @@ CHAPTERS = {  # the least test accuracy, to two digits; and what is trained
     ),
     "concise": (
         0.92,
-        "ResNet-18, `wrap`; batch 256, learning rate 0.1 on one device, 512 and 0.2 on two, falling in a straight line; "
-        "pixels are between 0 and 1",
+        "ResNet-18, `wrap`; batch 256, learning rate 0.1 on one device, 512 and 0.2 on two, falling in a straight "
+        "line; pixels are between 0 and 1",
     ),
 }
 PACKAGES = {
@@ -72,14 +72,16 @@ def run(name: str, devices: Sequence[str]) -> None:
     head = f"$ python {' '.join(command)}\n{datetime.now(UTC):%Y-%m-%d}, {hardware(devices[0])}, {versions}\n"
     script = [sys.executable, str(SCRIPTS / command[0]), *command[1:]]
     print(head, end="", flush=True)
-    with subprocess.Popen(script, cwd=DOCS, stdout=subprocess.PIPE, text=True) as running:
-        lines = []
+    with (
+        (DOCS / f"{name}.log").open("w", encoding="utf-8") as log,  # as it goes: a run cut short leaves what it has
+        subprocess.Popen(script, cwd=DOCS, stdout=subprocess.PIPE, text=True) as running,
+    ):
+        log.write(head)
         for line in running.stdout or ():
             print(line, end="", flush=True)
-            lines.append(line)
+            print(line, end="", file=log, flush=True)
     if running.returncode:
         raise SystemExit(f"{name} ended with {running.returncode}.")
-    (DOCS / f"{name}.log").write_text(head + "".join(lines), encoding="utf-8")
 
 
 def rows(name: str) -> list[list[str]]:

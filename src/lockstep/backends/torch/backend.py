@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
 from lockstep.backends.torch import generators, inputs, metrics, pickling, settings, sources
+from lockstep.backends.torch.nodes import Nearby, Vectors
 from lockstep.backends.torch.replica import Replica
 from lockstep.backends.torch.scaler import Scaler
 from lockstep.backends.torch.shards import Fields, Shards
@@ -18,21 +19,6 @@ from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, resolve
-
-_TYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
-
-
-class Vectors(dict[str, Tensor]):
-    """A node in torch's own memory or the exchange's, with its arrays as views."""
-
-    def __init__(self, vectors: Mapping[str, Tensor], layout: Layout, num_trained: int) -> None:
-        super().__init__(vectors)
-        self.fields = Fields(layout, self, num_trained)
-
-
-def _fields(node: Node) -> Fields:
-    assert isinstance(node, Vectors)
-    return node.fields
 
 
 class TorchBackend:
@@ -55,6 +41,7 @@ class TorchBackend:
         self._last_scale = self._scaler.scale
         self._trained: dict[str, Tensor] = {}
         self._layout: Layout | None = None
+        self._nearby = Nearby(self._device)
 
     def spread(self, devices: Sequence[str]) -> None:
         """Each process has one device, so there is nothing to move."""
@@ -75,16 +62,8 @@ class TorchBackend:
     def node(self, layout: Layout, memory: memoryview | None) -> Node:
         """Vectors in the given memory, or in the device's own."""
         if memory is None:
-            vectors = {
-                dtype: torch.zeros(length, dtype=_TYPES[dtype], device=self._device)
-                for dtype, length in layout.lengths.items()
-            }
-        else:
-            vectors = {
-                dtype: torch.frombuffer(memory, dtype=_TYPES[dtype], count=length, offset=layout.starts[dtype])
-                for dtype, length in layout.lengths.items()
-            }
-        return Vectors(vectors, layout, len(self._trained))
+            return Vectors.on(self._device, layout, len(self._trained))
+        return Vectors.within(memory, layout, len(self._trained))
 
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Computes shard after shard; whatever happens, the model's buffers end as they began."""
@@ -98,9 +77,10 @@ class TorchBackend:
         with generators.borrowed(self._device):
             try:
                 for shard, piece in work.shards.items():
-                    self._shards.leaf(work, shard, piece, trained, _fields(into[shard]), self._scaler.scale)
+                    near = self._nearby.of(into[shard])
+                    self._shards.leaf(work, shard, piece, trained, near.fields, self._scaler.scale)
                     self._shards.clear()
-                    yield shard, into[shard]
+                    yield shard, near if near is into[shard] else self.add(near, None, into[shard])
             finally:
                 statistics.restore()
                 self._shards.clear()
@@ -138,7 +118,7 @@ class TorchBackend:
 
     def update(self, total: Node, work: Work) -> None:
         """The optimizer's step with the summed gradient, and the averaged buffers."""
-        fields = _fields(total)
+        fields = self._nearby.filled(total).fields
         there = fields.there.tolist()
         self._last_scale = self._scaler.scale
         self._step(fields, there[: len(self._trained)])
@@ -148,7 +128,7 @@ class TorchBackend:
 
     def norm(self, total: Node) -> float:
         """The norm over all tensors of the gradient, before clipping."""
-        gradients = [field.to(self._device) for field in _fields(total).gradients]
+        gradients = self._nearby.filled(total).fields.gradients
         return float(torch.nn.utils.get_total_norm(gradients)) / self._last_scale
 
     @property
@@ -158,7 +138,7 @@ class TorchBackend:
 
     def _step(self, fields: Fields, there: list[int]) -> None:
         used = [parameter for parameter, flag in zip(self._trained.values(), there, strict=True) if flag]
-        views = [field.to(self._device) for field, flag in zip(fields.gradients, there, strict=True) if flag]
+        views = [field for field, flag in zip(fields.gradients, there, strict=True) if flag]
         gradients = self._clipped(views)
         if gradients is None:
             return
