@@ -29,7 +29,7 @@ CHAPTERS = {  # the least test accuracy, to two digits; and what is trained
     "from_scratch": (
         0.84,
         "LeNet with raw parameters, `replicate`, `split`, `allreduce`; batch 256, learning rate 0.2, falling in a "
-        "straight line; pixels are standardized. (With 0.2 to the end the last epochs go up and down by a hundredth.)",
+        "straight line (with 0.2 to the end the last epochs go up and down by a hundredth); pixels are standardized",
     ),
     "concise": (
         0.92,
