@@ -8,7 +8,7 @@ import pytest
 
 import lockstep
 from backends.kit import LABELS, WEIGHTS, X
-from lockstep.errors import StateError
+from lockstep.errors import DivergedError, StateError
 
 KITS = {
     name: importlib.import_module(f"backends.kits.{name}")
@@ -51,3 +51,21 @@ def test_an_unknown_name_is_told_with_those_there_are(trainer):
     with pytest.raises(StateError) as raised:
         trainer.copies("nobody")
     assert str(raised.value).startswith("The state has its arrays by name. Got 'nobody'. Name one of model.")
+
+
+def test_a_replica_that_differs_is_named_by_the_digest(trainer, monkeypatch):
+    """One bit of the copy of this process's last replica, as a device that computes wrongly would leave it."""
+    backend = type(trainer._backend)
+    copies = backend.copies
+
+    def turned(self, names):
+        *others, last = copies(self, names)
+        name, array = next(iter(last.items()))
+        wrong = array.data.copy()
+        wrong.reshape(-1).view("uint8")[0] ^= 1
+        return [*others, {**last, name: array._replace(data=wrong)}]
+
+    monkeypatch.setattr(backend, "copies", turned)
+    other = "cpu:2" if len(trainer._backend.devices) == 3 else "cpu:1"  # alone in its process, cpu:0 itself is wrong
+    with pytest.raises(DivergedError, match=rf"on {other} differs from cpu:0 after step \d+"):
+        trainer.digest()

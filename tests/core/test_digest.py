@@ -36,3 +36,19 @@ def test_memory_order_does_not_count():
 )
 def test_names_values_and_step_make_the_whole(digests, step):
     assert digest.of_state(digests, step) != digest.of_state({"a": "1", "b": "2"}, 3)
+
+
+def test_copies_have_the_digests_of_their_own_bytes():
+    """Also where the first copy's are taken over: -0.0 equals 0.0 and has other bytes."""
+    zeros = np.zeros(2, np.float32)
+    first = {"a": Array(zeros, "float32"), "b": Array(np.arange(3), "int64")}
+    copies = [
+        first,
+        {name: Array(array.data.copy(), array.dtype) for name, array in first.items()},
+        {**first, "a": Array(-zeros, "float32")},
+        {**first, "a": Array(zeros.reshape(2, 1), "float32")},
+        {**first, "a": Array(zeros, "bfloat16")},
+        {**first, "c": Array(zeros, "float32")},
+    ]
+    assert digest.of_copies(copies) == [digest.of_arrays(copy) for copy in copies]
+    assert [each["a"] == digest.of_arrays(first)["a"] for each in digest.of_copies(copies)] == [1, 1, 0, 0, 0, 1]

@@ -133,8 +133,8 @@ class Backend(Protocol):
     def state(self) -> State:
         """Parameters, buffers and optimizer slots, by name."""
 
-    def copies(self, name: str) -> list[Array]:
-        """One array of the state as each replica of this process sees it; the same one where they share it."""
+    def copies(self, names: Sequence[str]) -> list[State]:
+        """These arrays of the state as each replica of this process sees them; the same where they share one."""
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""

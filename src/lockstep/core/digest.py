@@ -11,12 +11,37 @@ from lockstep.errors import DivergedError
 
 def of_arrays(state: Mapping[str, Any]) -> dict[str, str]:
     """The digest of every array of a state: its type, its shape and its bytes."""
-    result = {}
-    for name, (data, dtype) in state.items():
-        digest = hashlib.sha256(f"{dtype}{data.shape}".encode())
-        digest.update(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
-        result[name] = digest.hexdigest()
-    return result
+    return {name: _of_array(*array) for name, array in state.items()}
+
+
+def of_copies(copies: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The digests of several copies of a state; only what differs from the first is hashed again."""
+    first = copies[0]
+    known = of_arrays(first)
+    others = [
+        {name: known[name] if _same(array, first.get(name)) else _of_array(*array) for name, array in copy.items()}
+        for copy in copies[1:]
+    ]
+    return [known, *others]
+
+
+def _of_array(data: Any, dtype: str) -> str:
+    digest = hashlib.sha256(f"{dtype}{data.shape}".encode())
+    digest.update(_raw(data).data)
+    return digest.hexdigest()
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two arrays of a state have the same type, shape and bytes."""
+    if one is other:
+        return True
+    if other is None or (one.dtype, one.data.shape) != (other.dtype, other.data.shape):
+        return False
+    return bool(np.array_equal(_raw(one.data), _raw(other.data)))
+
+
+def _raw(data: Any) -> Any:
+    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
 
 
 def of_state(digests: Mapping[str, str], step: int) -> str:

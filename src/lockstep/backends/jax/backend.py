@@ -175,9 +175,10 @@ class JaxBackend:
         """The replicas' state."""
         return self._replicas.state()
 
-    def copies(self, name: str) -> list[Array]:
-        """Every replica's; those on one device share it."""
-        return [self._replicas.state(row)[name] for row in self._replicas.rows]
+    def copies(self, names: Sequence[str]) -> list[State]:
+        """Every replica's; those on one device share them."""
+        states = [self._replicas.state(row, {*names}) for row in sorted({*self._replicas.rows})]
+        return [states[row] for row in self._replicas.rows]
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""

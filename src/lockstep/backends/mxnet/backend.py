@@ -234,14 +234,16 @@ class MxnetBackend:
         """The first replica's state, from which the others start."""
         return self._stored.state()
 
-    def copies(self, name: str) -> list[Array]:
+    def copies(self, names: Sequence[str]) -> list[State]:
         """Every replica's, as it computes with it next; the optimizer's slots are there once."""
-        own = self.state()[name]
-        if not name.startswith("model."):
-            return [own] * len(self.devices)
+        own = self.state()
+        slots = {name: own[name] for name in names if not name.startswith("model.")}
+        weights = [name for name in names if name not in slots]
         with self._replicas.spread() as found:
-            arrays = found[name.removeprefix("model.")]
-            return [array_of(arrays[self._place(replica)]) for replica in range(len(self.devices))]
+            return [
+                {name: array_of(found[name.removeprefix("model.")][self._place(replica)]) for name in weights} | slots
+                for replica in range(len(self.devices))
+            ]
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""

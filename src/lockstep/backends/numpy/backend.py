@@ -205,9 +205,10 @@ class NumpyBackend:
         """Parameters and momentum of the first replica."""
         return self._state(0)
 
-    def copies(self, name: str) -> list[Array]:
+    def copies(self, names: Sequence[str]) -> list[State]:
         """Every replica's."""
-        return [self._state(replica)[name] for replica in range(len(self._replicas))]
+        states = map(self._state, range(len(self._replicas)))
+        return [{name: state[name] for name in names} for state in states]
 
     def _state(self, replica: int) -> State:
         model, optimizer = self._replicas[replica]

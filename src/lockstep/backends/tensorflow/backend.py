@@ -218,14 +218,18 @@ class TensorflowBackend:
         """Every variable of the script's own model and optimizer."""
         return state.read(self._variables())
 
-    def copies(self, name: str) -> list[Array]:
+    def copies(self, names: Sequence[str]) -> list[State]:
         """Every replica's, as it computes with it next; what no step changes is there once."""
-        own = _variable(self._variables()[name])
         if self._carry is not None:
             self._carry()
         columns = zip(*([*copy.trained, *copy.kept] for copy in self._copies), strict=True)
-        found = next((column for column in columns if column[0] is own), [own] * len(self.devices))
-        return [state.array_of(variable) for variable in found]
+        spread = {id(column[0]): column for column in columns}
+        variables = {name: _variable(variable) for name, variable in self._variables().items()}
+        found = {name: spread.get(id(variables[name]), [variables[name]] * len(self.devices)) for name in names}
+        return [
+            {name: state.array_of(column[replica]) for name, column in found.items()}
+            for replica in range(len(self.devices))
+        ]
 
     def load(self, saved: Mapping[str, Array]) -> None:
         """Takes over a whole state."""

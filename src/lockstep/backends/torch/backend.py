@@ -206,9 +206,10 @@ class TorchBackend:
             state["scaler.held"] = Array(np.asarray(self._scaler.held), "int64")
         return state
 
-    def copies(self, name: str) -> list[Array]:
+    def copies(self, names: Sequence[str]) -> list[State]:
         """The one replica's."""
-        return [self.state()[name]]
+        state = self.state()
+        return [{name: state[name] for name in names}]
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""
