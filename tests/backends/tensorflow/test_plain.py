@@ -148,9 +148,9 @@ def test_an_error_names_its_shard_and_leaves_the_state(devices):
 
 def test_replicas_run_side_by_side_and_the_shards_of_one_in_turn():
     variable, one = tf.Variable(3.0), tf.constant(1.0)
-    shard = tf.function(lambda variables, x: variables[0] * x, experimental_attributes=abreast.ALONE)
+    shard = tf.function(lambda variables, piece: variables[0] * piece, experimental_attributes=abreast.ALONE)
     lane = abreast.Lane(contextlib.nullcontext, [variable], [shard, shard])
-    graph = abreast.together([lane, lane], [(one,)] * 4).graph
+    graph = abreast.together([lane, lane], [one] * 4).graph
     calls = [operation for operation in graph.get_operations() if operation.type == "StatefulPartitionedCall"]
     assert [call.control_inputs for call in calls] == [[], [calls[0]], [], [calls[2]]]
 

@@ -23,18 +23,21 @@ class Lane(NamedTuple):
     shards: Sequence[Any]
 
 
-def together(lanes: Sequence[Lane], given: Sequence[tuple[Any, ...]]) -> Any:
-    """One function of every shard's arguments that gives every shard's results, lane after lane.
+def together(lanes: Sequence[Lane], pieces: Sequence[Any], *rows: Any) -> Any:
+    """One function of every shard's piece, and of arrays with a row for each, that gives every shard's result.
 
     >>> from contextlib import nullcontext
-    >>> variable, one = tf.Variable(3.0), tf.constant(1.0)
-    >>> shard = tf.function(lambda variables, x: variables[0] * x, autograph=False, experimental_attributes=ALONE)
-    >>> lane = Lane(nullcontext, [variable], [shard, shard])
-    >>> [float(each) for each in together([lane, lane], [(one,)] * 4)([(one,), (2 * one,), (3 * one,), (4 * one,)])]
-    [3.0, 6.0, 9.0, 12.0]
+    >>> def body(variables, piece, row):
+    ...     return variables[0] * piece + row
+    >>> shard = tf.function(body, autograph=False, experimental_attributes=ALONE)
+    >>> lane = Lane(nullcontext, [tf.Variable(3)], [shard, shard])
+    >>> pieces, rows = [tf.constant(index) for index in range(4)], tf.constant([10, 20, 30, 40])
+    >>> [int(result) for result in together([lane, lane], pieces, rows)(pieces, rows)]
+    [10, 23, 36, 49]
     """
 
-    def every(given: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def every(pieces: Sequence[Any], *rows: Any) -> list[Any]:
+        given = list(zip(pieces, *map(tf.unstack, rows), strict=True))
         results: list[Any] = []
         for lane in lanes:
             before: list[Any] = []
@@ -44,4 +47,4 @@ def together(lanes: Sequence[Lane], given: Sequence[tuple[Any, ...]]) -> Any:
                 before = [each for each in tf.nest.flatten(results[-1]) if tf.is_tensor(each)]
         return results
 
-    return tf.function(every, autograph=False).get_concrete_function(given)
+    return tf.function(every, autograph=False).get_concrete_function(pieces, *rows)

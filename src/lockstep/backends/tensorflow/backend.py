@@ -167,7 +167,7 @@ class TensorflowBackend:
     def copies(self, name: str) -> list[Array]:
         """Every replica's, as it computes with it next; what no step changes is there once."""
         own = _variable(self._variables()[name])
-        columns = zip(*([*copy.trained, *copy.kept] for copy in self._shards.replicas.copies(self._own())), strict=True)
+        columns = zip(*(copy.all for copy in self._shards.replicas.copies(self._own())), strict=True)
         found = next((column for column in columns if column[0] is own), [own] * len(self.devices))
         return [state.array_of(variable) for variable in found]
 

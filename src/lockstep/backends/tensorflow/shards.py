@@ -33,11 +33,13 @@ class Leaf(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A shard ready to run: its function, and what the function takes besides the variables."""
+    """A shard ready to run: its function, and what that takes besides the variables."""
 
     shard: int
     traced: Any
-    given: tuple[Any, ...]
+    tensors: Sequence[Any]
+    drawn: Any
+    part: float
 
 
 class Shards:
@@ -68,6 +70,7 @@ class Shards:
         return self._run(work, own, self._outputs)
 
     def _run(self, work: Work, own: Copy, body: Any) -> Iterator[tuple[int, Any]]:
+        """(shard, result) for the shards of every replica, computed in one call."""
         lanes = [
             [self._task(work, shard, piece, own, body) for shard, piece in pieces.items()]
             for pieces in work.pieces.values()
@@ -75,33 +78,41 @@ class Shards:
         tasks = [task for lane in lanes for task in lane]
         if not tasks:
             return iter(())
-        key = tuple(tuple(id(task.traced) for task in lane) for lane in lanes)
-        variables = [[*copy.trained, *copy.kept] for copy in self.replicas.copies(own)]
-        if key not in self._calls:
-            self._calls[key] = abreast.together(
-                [
-                    abreast.Lane(
-                        partial(self.replicas.place, replica), variables[replica], [task.traced for task in lane]
-                    )
-                    for replica, lane in enumerate(lanes)
-                ],
-                [task.given for task in tasks],
-            )
+        drawn = tf.constant(np.array([task.drawn for task in tasks]))
+        parts = tf.constant([task.part for task in tasks], tf.float64)
+        given = [task.tensors for task in tasks], drawn, parts
+        call = self._call(lanes, self.replicas.copies(own), given)
         try:
-            results = self._calls[key]([task.given for task in tasks])
+            results = call(*given)
         except Exception as error:
-            _blame(error, tasks, variables[0], work.step)
+            for task, *each in zip(tasks, *given, strict=True):
+                if _fails(task, own, each):
+                    error.add_note(f"In shard {task.shard} of step {work.step}.")
+                    break
             raise
         return zip((task.shard for task in tasks), results, strict=True)
 
+    def _call(self, lanes: Sequence[Sequence[Task]], copies: Sequence[Copy], given: Any) -> Any:
+        """The function that runs them, lane by lane, on the replicas."""
+        key = tuple(tuple(id(task.traced) for task in lane) for lane in lanes)
+        if key not in self._calls:
+            self._calls[key] = abreast.together(
+                [
+                    abreast.Lane(partial(self.replicas.place, replica), copy.all, [task.traced for task in lane])
+                    for replica, (copy, lane) in enumerate(zip(copies, lanes, strict=True))
+                ],
+                *given,
+            )
+        return self._calls[key]
+
     def _task(self, work: Work, shard: int, piece: Any, own: Copy, body: Any) -> Task:
+        """The shard's function, traced where there is none yet, and what it is given."""
         examples = count(piece)
         alone = work.num_shards == 1
-        variables = [*own.trained, *own.kept]
-        drawn = tf.convert_to_tensor(self._seeds(work, shard))
-        part = tf.constant(examples / work.num_examples, tf.float64)
-        given = [_tensor(value) for value in leaves(piece) if not _static(value)], drawn, part
-        key = body.__name__, alone, len(own.trained), *map(id, variables), repr(transform(piece, _signature))
+        tensors = [_tensor(value) for value in leaves(piece) if not _static(value)]
+        drawn, part = self._seeds(work, shard), examples / work.num_examples
+        variables = len(own.trained), *map(id, own.all)
+        key = body.__name__, alone, variables, self._program.room, repr(transform(piece, _signature))
         if key not in self._traces:
             columns: list[Column] = []
 
@@ -109,13 +120,13 @@ class Shards:
                 copy = Copy(variables[: len(own.trained)], variables[len(own.trained) :])
                 return body(copy, _rebuilt(piece, given), drawn, Share(examples, part, alone), columns)
 
-            traced = _trace(traced_body, (variables, *given))
+            traced = _trace(traced_body, (own.all, tensors, tf.constant(drawn), tf.constant(part, tf.float64)))
             refusals.check_graph(traced.graph, self._exact)
-            self._traces[key] = traced, columns, variables  # held, so that their ids stay theirs
+            self._traces[key] = traced, columns, own  # held, so that their ids stay theirs
         traced, columns, _ = self._traces[key]
         if body != self._outputs:
             self.columns = columns
-        return Task(shard, traced, given)
+        return Task(shard, traced, tensors, drawn, part)
 
     def _leaf(self, own: Copy, batch: Any, drawn: Any, share: Share, columns: list[Column]) -> Leaf:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -164,14 +175,13 @@ def _trace(body: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         raise
 
 
-def _blame(error: Exception, tasks: Sequence[Task], variables: Sequence[Any], step: int) -> None:
-    """Notes which shard failed: they write nothing, so each can be computed again, alone."""
-    for task in tasks:
-        try:
-            task.traced(variables, *task.given)
-        except Exception:
-            error.add_note(f"In shard {task.shard} of step {step}.")
-            return
+def _fails(task: Task, own: Copy, given: Sequence[Any]) -> bool:
+    """Whether the shard fails alone as well; it writes nothing, so it can be computed again."""
+    try:
+        task.traced(own.all, *given)
+    except Exception:
+        return True
+    return False
 
 
 def _static(value: Any) -> bool:
