@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import lockstep
 from lockstep.backends import tensorflow as module
@@ -146,13 +147,18 @@ def test_an_error_names_its_shard_and_leaves_the_state(devices):
         assert trainer.digest() == before
 
 
-def test_replicas_run_side_by_side_and_the_shards_of_one_in_turn():
-    variable, one = tf.Variable(3.0), tf.constant(1.0)
+def test_replicas_run_side_by_side_the_shards_of_one_in_turn_and_each_is_optimized_alone():
     shard = tf.function(lambda variables, piece: variables[0] * piece, experimental_attributes=abreast.ALONE)
-    lane = abreast.Lane(contextlib.nullcontext, [variable], [shard, shard])
-    graph = abreast.together([lane, lane], [one] * 4).graph
-    calls = [operation for operation in graph.get_operations() if operation.type == "StatefulPartitionedCall"]
-    assert [call.control_inputs for call in calls] == [[], [calls[0]], [], [calls[2]]]
+    lane = abreast.Lane(contextlib.nullcontext, [tf.Variable(3.0)], [shard, shard])
+    pieces = [tf.constant(1.0)] * 4
+    call = abreast.together([lane, lane], pieces)
+    shards = [operation for operation in call.graph.get_operations() if operation.type == "StatefulPartitionedCall"]
+    assert [each.control_inputs for each in shards] == [[], [shards[0]], [], [shards[2]]]
+    with context.collect_graphs(optimized=True) as graphs:
+        call(pieces)
+    kinds = [node.op for node in graphs[0].node]
+    assert kinds.count("StatefulPartitionedCall") == 4
+    assert set(kinds) <= {"StatefulPartitionedCall", "_Arg", "_Retval", "Identity", "NoOp"}
 
 
 def test_a_layer_frozen_and_thawed_again_is_not_traced_anew():
