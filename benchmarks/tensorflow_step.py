@@ -1,8 +1,13 @@
 """Measures a step of Lockstep against tf.distribute.MirroredStrategy: python benchmarks/tensorflow_step.py
 
-Each side is a process of its own. They take turns, block by block, so that whatever
-the machine does meanwhile happens to both; the ratio of a round is that of its blocks. The
-time of the cores says what a step costs where the machine has other work too.
+By hand means what TensorFlow's guide shows: one `tf.function` around `strategy.run` on two
+logical CPUs, the gradients added by the strategy, the loss by `strategy.reduce`. A step of
+either side begins with the batch as numpy arrays, which it cuts and hands to TensorFlow itself,
+and ends with the batch's loss as a number. Threads, model, optimizer and batch are the same.
+
+Each side is a process of its own, as a script would be. They take turns, block by block, so
+that whatever the machine does meanwhile happens to all; the ratio of a round is that of its
+blocks. The time of the cores says what a step costs where the machine has other work too.
 """
 
 import argparse
@@ -12,7 +17,8 @@ import subprocess
 import sys
 import time
 
-CASES = {"lenet": (256, 10), "resnet18": (32, 1)}  # batch size, steps in a block
+CASES = {"lenet": (256, 20), "resnet18": (64, 2)}  # batch size, steps in a block
+SIDES = {"by hand": None, "2 shards": 2, "default shards": None}
 
 
 def model(name):
@@ -50,7 +56,7 @@ def lockstep_step(name, x, y, shards):
     net = model(name)
     net.compile(keras.optimizers.SGD(0.01, 0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     trainer = lockstep.wrap(net, devices=2, shards=shards)
-    return lambda: trainer.step((x, y))
+    return lambda: trainer.step((x, y))["loss"]
 
 
 def mirrored_step(name, x, y):
@@ -62,10 +68,11 @@ def mirrored_step(name, x, y):
         net = model(name)
         optimizer = keras.optimizers.SGD(0.01, 0.9)
         optimizer.build(net.trainable_variables)
-    halves = [(x[: len(x) // 2], y[: len(y) // 2]), (x[len(x) // 2 :], y[len(y) // 2 :])]
+    half = len(x) // 2
 
     def given(context):
-        return halves[context.replica_id_in_sync_group]
+        rows = slice(half * context.replica_id_in_sync_group, half * (context.replica_id_in_sync_group + 1))
+        return tf.convert_to_tensor(x[rows]), tf.convert_to_tensor(y[rows])
 
     def one(pair):
         with tf.GradientTape() as tape:
@@ -75,85 +82,87 @@ def mirrored_step(name, x, y):
         optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
         return loss
 
-    values = strategy.experimental_distribute_values_from_function(given)
-    step = tf.function(lambda pair: strategy.run(one, args=(pair,)))
-    return lambda: step(values)
+    @tf.function
+    def step(pair):
+        return strategy.reduce("SUM", strategy.run(one, args=(pair,)), axis=None)
+
+    return lambda: float(step(strategy.experimental_distribute_values_from_function(given)))
 
 
 def peer(side, name, threads):
-    """Answers every line on standard input with the seconds that a block took."""
+    """Answers every line on standard input with the seconds that a step took, by the clock and of the cores."""
     import numpy as np
     import tensorflow as tf
 
     if threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-    if side == "mirrored":
+    if side == "by hand":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     batch_size, steps = CASES[name]
     generator = np.random.Generator(np.random.PCG64(0))
     x = generator.standard_normal((batch_size, 28, 28, 1)).astype("float32")
     y = generator.integers(0, 10, batch_size)
-    shards = None if side == "default" else 2
-    step = mirrored_step(name, x, y) if side == "mirrored" else lockstep_step(name, x, y, shards)
+    step = mirrored_step(name, x, y) if side == "by hand" else lockstep_step(name, x, y, SIDES[side])
     for _ in range(3):
         step()
     print("ready", flush=True)
     for _ in sys.stdin:
-        step()
         started, busy = time.perf_counter(), time.process_time()
         for _ in range(steps):
             step()
         print((time.perf_counter() - started) / steps, (time.process_time() - busy) / steps, flush=True)
 
 
+def started(side, name, threads):
+    """A peer, warmed up."""
+    command = [sys.executable, __file__, "--peer", side, name, "--threads", str(threads)]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment)
+    while (line := process.stdout.readline().strip()) != "ready":
+        assert line or process.poll() is None, f"{command} has ended; run it alone to see why"
+    return process
+
+
+def compare(name, rounds, threads):
+    """Prints a row for each side."""
+    peers = {side: started(side, name, threads) for side in SIDES}
+    wall, cores = ({side: [] for side in peers} for _ in range(2))
+    for index in range(rounds):
+        for side in list(peers)[:: -1 if index % 2 else 1]:
+            peers[side].stdin.write("go\n")
+            peers[side].stdin.flush()
+            for times, seconds in zip((wall, cores), peers[side].stdout.readline().split(), strict=True):
+                times[side].append(1000 * float(seconds))
+    for process in peers.values():
+        process.stdin.close()
+        process.wait()
+    for side in peers:
+        print(f"{name:9} {CASES[name][0]:5}  {side:15}{shown(wall, side)}  {shown(cores, side)}", flush=True)
+
+
+def shown(times, side):
+    """The median, and the median and quartiles of the ratios to the side by hand."""
+    ratios = [own / other for own, other in zip(times[side], times["by hand"], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{statistics.median(times[side]):8.1f} ms  {middle:.2f}x ({low:.2f} to {high:.2f})"
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=0, help="intra-op threads of either side; 0: TensorFlow's own")
+    parser.add_argument("--threads", type=int, default=0, help="intra-op threads of every side; 0: TensorFlow's own")
     parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--peer", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peer:
         return peer(*arguments.peer, arguments.threads)
+    threads = arguments.threads or "TensorFlow's own"
+    print(f"2 devices, {len(os.sched_getaffinity(0))} cores, intra-op threads: {threads}; medians (quartiles)")
+    print(f"{'model':9} {'batch':5}  {'side':15}{'a step, by the clock':>34}  {'of the cores':>34}")
     for name in arguments.models.split(","):
-        compare(name, arguments)
-
-
-def compare(name, arguments):
-    sides = {}
-    for side in ("lockstep", "mirrored", "default"):
-        command = [sys.executable, __file__, "--peer", side, name, "--threads", str(arguments.threads)]
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        pipe = subprocess.PIPE
-        sides[side] = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
-        )
-    for side in sides.values():
-        while (line := side.stdout.readline().strip()) != "ready":
-            assert line or side.poll() is None, "a side has ended"
-    seconds, cores = ({side: [] for side in sides} for _ in range(2))
-    for index in range(arguments.rounds):
-        for side in list(sides)[:: -1 if index % 2 else 1]:
-            sides[side].stdin.write("go\n")
-            sides[side].stdin.flush()
-            wall, busy = map(float, sides[side].stdout.readline().split())
-            seconds[side].append(wall)
-            cores[side].append(busy)
-    for side in sides.values():
-        side.stdin.close()
-        side.wait()
-    for side, values in seconds.items():
-        ratios = [own / other for own, other in zip(values, seconds["mirrored"], strict=True)]
-        low, _, high = statistics.quantiles(ratios, n=4)
-        label = {"default": "Lockstep, default shards", "lockstep": "Lockstep, 2 shards", "mirrored": "Mirrored"}[side]
-        print(
-            f"{name:9} batch {CASES[name][0]:3}  {label:25} {1000 * statistics.median(values):8.1f} ms/step  "
-            f"{statistics.median(ratios):.2f}x ({low:.2f} to {high:.2f})  "
-            f"{1000 * statistics.median(cores[side]):8.1f} ms of cores  "
-            f"{statistics.median(cores[side]) / statistics.median(cores['mirrored']):.2f}x",
-            flush=True,
-        )
+        compare(name, arguments.rounds, arguments.threads)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Plain TensorFlow: what is refused, and what the data sets give."""
 
 import contextlib
-import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import lockstep
 from lockstep.backends import tensorflow as module
@@ -134,30 +134,57 @@ def test_elements_of_unknown_rank():
         sources.of(data, 8, True, 0)
 
 
-def test_an_error_in_one_replica_ends_them_all():
-    def compute(replica, item):
-        if item == 7:
-            raise ValueError("seven")
-        return item
-
-    with pytest.raises(ValueError, match="seven"):
-        list(abreast.run({0: list(range(100)), 1: [7, 8]}, compute, placed))
-    with contextlib.closing(abreast.run({0: [1], 1: [2]}, compute, placed)) as left_early:
-        assert next(left_early) in {(1, 1), (2, 2)}
-    assert sorted(abreast.run({0: [1, 2], 1: [3]}, compute, placed)) == [(1, 1), (2, 2), (3, 3)]
-
-
-def placed(item, result):
-    return result
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_error_names_its_shard_and_leaves_the_state(devices):
+    w, b = variables()
+    x = X.copy()
+    x[15] = np.inf  # the second shard's
+    with wrapped(lambda x: tf.debugging.check_numerics(x, "here") @ w + b, (w, b), devices=devices) as trainer:
+        before = trainer.digest()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="here") as caught:
+            trainer.step((x, Y))
+        assert caught.value.__notes__ == ["In shard 1 of step 0."]
+        assert trainer.digest() == before
 
 
-def test_a_result_is_placed_only_after_the_one_before_was_used():
-    place = []  # of replica 1
-    for item, _ in abreast.run({0: [0], 1: [1, 2, 3]}, lambda *given: None, lambda item, _: place.append(item)):
-        time.sleep(0.02)
-        if item:
-            assert [other for other in place if other] == [item]
-            place.clear()
+def test_replicas_run_side_by_side_the_shards_of_one_in_turn_and_each_is_optimized_alone():
+    shard = tf.function(lambda variables, piece: variables[0] * piece, experimental_attributes=abreast.ALONE)
+    lane = abreast.Lane(contextlib.nullcontext, [tf.Variable(3.0)], [shard, shard])
+    pieces = [tf.constant(1.0)] * 4
+    call = abreast.together([lane, lane], pieces)
+    shards = [operation for operation in call.graph.get_operations() if operation.type == "StatefulPartitionedCall"]
+    assert [each.control_inputs for each in shards] == [[], [shards[0]], [], [shards[2]]]
+    with context.collect_graphs(optimized=True) as graphs:
+        call(pieces)
+    kinds = [node.op for node in graphs[0].node]
+    assert kinds.count("StatefulPartitionedCall") == 4
+    assert set(kinds) <= {"StatefulPartitionedCall", "_Arg", "_Retval", "Identity", "NoOp"}
+
+
+def test_a_layer_frozen_and_thawed_again_is_not_traced_anew():
+    traced = []
+
+    class Layer(keras.layers.Dense):
+        def call(self, x):
+            traced.append("shard")
+            return super().call(x)
+
+    class Optimizer(keras.optimizers.SGD):
+        def apply(self, gradients, variables):
+            traced.append("update")
+            super().apply(gradients, variables)
+
+    net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Layer(3)])
+    counts = []
+    with lockstep.wrap(net, Optimizer(0.1), "sparse_categorical_crossentropy", shards=2) as trainer:
+        for trainable in (True, False, True, False):
+            net.layers[0].trainable = trainable
+            before = net.layers[0].kernel.numpy()
+            trainer.step((X, Y))
+            assert trainable == (net.layers[0].kernel.numpy() != before).any()
+            counts.append((traced.count("shard"), traced.count("update")))
+    assert counts[1] == counts[2] == counts[3]
+    assert [updates for _, updates in counts] == [1, 2, 2, 2]
 
 
 def test_replicas_on_other_devices_have_the_script_s_values():
@@ -178,4 +205,7 @@ def test_replicas_on_other_devices_have_the_script_s_values():
     w.assign(X[4:8, :3])
     second = leaves()
     assert first[0] == first[1] != second[0] == second[1]
-    assert len({id(copy) for copy in backend._copies}) == 2
+    assert [copy.data.tobytes() for copy in backend.copies("model.0")] == [w.numpy().tobytes()] * 2
+    first, second = backend._shards.replicas.copies(backend._own())
+    assert first.trained[0] is w
+    assert second.trained[0] is not w

@@ -1,4 +1,4 @@
-"""TensorFlow: one process drives all of its devices, each with a copy of the variables."""
+"""TensorFlow: one process drives all of its devices; a shard reads variables and writes none."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,70 +1,50 @@
-"""Abreast: the replicas of one process, each computing in a thread of its own.
+"""Abreast: the shards of every replica in one call into TensorFlow.
 
-TensorFlow lets go of Python's lock while it computes. The results come to the thread
-that asked, in each replica's own order. Computing runs ahead of the thread that asked; *placing*
-does not: what one result was placed in may be used for the next as soon as that thread comes back.
+A call costs Python about as much as a layer costs TensorFlow, and meanwhile the cores wait.
+So a step has one: TensorFlow's executor runs the replicas side by side, and the shards of a
+replica in turn. The function around them holds calls and nothing else, and these are never
+inlined: TensorFlow optimizes a shard's graph by itself, whatever stands beside it.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from queue import Queue
-from threading import Event, Semaphore, Thread
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-Placed = TypeVar("Placed")
+import tensorflow as tf
+
+ALONE = {"_noinline": True}  # the attribute of a function that is optimized by itself
 
 
-def run(
-    work: Mapping[int, Sequence[Item]],
-    compute: Callable[[int, Item], Result],
-    place: Callable[[Item, Result], Placed],
-) -> Generator[tuple[Item, Placed], None, None]:
-    """Gives (item, place(item, compute(replica, item))) for the items of every replica, as they come.
+class Lane(NamedTuple):
+    """The shards of one replica: where it computes, the variables it reads, and each shard's function."""
 
-    >>> sorted(run({0: [1, 2], 1: [3]}, lambda replica, item: 10 * replica + item, lambda item, result: -result))
-    [(1, -1), (2, -2), (3, -13)]
+    place: Callable[[], AbstractContextManager[Any]]
+    variables: Sequence[Any]
+    shards: Sequence[Any]
+
+
+def together(lanes: Sequence[Lane], pieces: Sequence[Any], *rows: Any) -> Any:
+    """One function of every shard's piece, and of arrays with a row for each, that gives every shard's result.
+
+    >>> from contextlib import nullcontext
+    >>> def body(variables, piece, row):
+    ...     return variables[0] * piece + row
+    >>> shard = tf.function(body, autograph=False, experimental_attributes=ALONE)
+    >>> lane = Lane(nullcontext, [tf.Variable(3)], [shard, shard])
+    >>> pieces, rows = [tf.constant(index) for index in range(4)], tf.constant([10, 20, 30, 40])
+    >>> [int(result) for result in together([lane, lane], pieces, rows)(pieces, rows)]
+    [10, 23, 36, 49]
     """
-    busy = {replica: items for replica, items in work.items() if items}
-    here, *others = busy or [0]  # the first replica computes in this thread
-    stop = Event()
-    room = {replica: Semaphore(1) for replica in others}
-    results: Queue[tuple[int, Any, Any]] = Queue()  # (replica, item, what was placed or the error)
 
-    def one(replica: int) -> None:
-        for item in busy[replica]:
-            try:
-                result = compute(replica, item)
-                room[replica].acquire()
-                if stop.is_set():
-                    return
-                results.put((replica, item, place(item, result)))
-            except BaseException as error:
-                results.put((replica, item, error))
-                return
+    def every(pieces: Sequence[Any], *rows: Any) -> list[Any]:
+        given = list(zip(pieces, *map(tf.unstack, rows), strict=True))
+        results: list[Any] = []
+        for lane in lanes:
+            before: list[Any] = []
+            for shard in lane.shards:
+                with lane.place(), tf.control_dependencies(before):
+                    results.append(shard(lane.variables, *given[len(results)]))
+                before = [each for each in tf.nest.flatten(results[-1]) if tf.is_tensor(each)]
+        return results
 
-    def taken() -> Generator[tuple[Item, Placed], None, None]:
-        replica, item, placed = results.get()
-        if isinstance(placed, BaseException):
-            raise placed
-        yield item, placed
-        room[replica].release()
-
-    threads = [Thread(target=one, args=(replica,), name=f"replica {replica}") for replica in others]
-    for thread in threads:
-        thread.start()
-    left = sum(len(busy[replica]) for replica in others)
-    try:
-        for item in busy.get(here, ()):
-            yield item, place(item, compute(here, item))
-            while left and not results.empty():
-                yield from taken()
-                left -= 1
-        for _ in range(left):
-            yield from taken()
-    finally:
-        stop.set()
-        for each in room.values():
-            each.release()
-        for thread in threads:
-            thread.join()
+    return tf.function(every, autograph=False).get_concrete_function(pieces, *rows)

@@ -1,17 +1,17 @@
 """The TensorFlow side of the seam: every replica of this process, side by side."""
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.tensorflow import abreast, nodes, settings, sources, state
+from lockstep.backends.tensorflow import nodes, settings, sources, state
 from lockstep.backends.tensorflow.program import Copy, Program
-from lockstep.backends.tensorflow.shards import Leaf, Shards, Task, finished
+from lockstep.backends.tensorflow.shards import Leaf, Shards
 from lockstep.backends.tensorflow.stepping import Stepping
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
@@ -20,7 +20,7 @@ from lockstep.errors import ModelError, NonFiniteError
 
 
 class TensorflowBackend:
-    """Replicas of a program: the first has the script's own variables, the others copies."""
+    """Replicas of a program, whose variables are the script's own."""
 
     name = "tensorflow"
 
@@ -30,18 +30,16 @@ class TensorflowBackend:
         self._program = program
         self._exact = recipe.options.exact
         self._stepping = Stepping(program, recipe.options.clip_norm)
-        self._shards = Shards(program, self._exact)
+        self._shards = Shards(program, devices, self._exact)
         self._layout: Layout | None = None
         self._made_for: Any = None
-        self._copies: list[Copy] = []
-        self._carry: Any = None
         self._last_scale = 1.0
         self._seen: list[int] = []
 
     def spread(self, devices: Sequence[str]) -> None:
-        """Copies of the variables for other devices; the first replica's are the script's own and stay."""
+        """Replicas on other devices; the script's own variables stay."""
         self.devices = tuple(devices)
-        self._copies = []
+        self._shards.spread(devices)
 
     def computing(self, work: Work) -> AbstractContextManager[None]:
         """Deterministic operations, and the threads that the run was given."""
@@ -62,10 +60,6 @@ class TensorflowBackend:
                     "Training needs a variable to train. Got none, all are frozen. Set trainable=True on some layer."
                 )
             self._layout, self._made_for = nodes.layout(trained, kept, self._program.room), made_for
-            self._shards.forget()
-            self._copies = []
-        if not self._copies:
-            self._replicate(list(trained.values()), list(kept.values()))
         return self._layout
 
     def node(self, layout: Layout, memory: memoryview | None) -> Node:
@@ -73,18 +67,14 @@ class TensorflowBackend:
         return nodes.allocate(layout, memory)
 
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
-        """Computes each replica's shards in a thread of its own."""
-        layout = self._prepared(work)
-        split = len(self._program.trained())
-
-        def place(shard: int, result: Any) -> Node:
-            leaf = finished(result)
+        """Computes the shards of all replicas, then writes leaf after leaf: what one lay in is used for a later one."""
+        self._prepare(work)
+        layout = self.layout(work.phase)
+        for shard, leaf in self._shards.leaves(work, self._own()):
             if not math.isfinite(leaf.sums[0]):
                 raise NonFiniteError.at(work.step, shard, float(leaf.sums[0]))
-            self._write(into[shard], layout, leaf, split, first=shard == 0)
-            return into[shard]
-
-        yield from self._run(work, self._shards.leaf, place)
+            self._write(into[shard], layout, leaf, len(self._program.trained()), first=shard == 0)
+            yield shard, into[shard]
 
     def _write(self, node: Node, layout: Layout, leaf: Leaf, split: int, first: bool) -> None:
         *arrays, there, sums = layout.fields
@@ -140,71 +130,27 @@ class TensorflowBackend:
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Loss and metrics of each shard in evaluation mode."""
-        self._prepared(work)
-        yield from self._run(work, self._shards.sums, lambda shard, sums: np.array(sums))
+        self._prepare(work)
+        yield from self._shards.sums(work, self._own())
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
         """The outputs in evaluation mode."""
-        self.layout(work.phase)
-        yield from self._run(work, self._shards.outputs, lambda shard, outputs: tf.nest.map_structure(_plain, outputs))
+        for shard, outputs in self._shards.outputs(work, self._own()):
+            yield shard, tf.nest.map_structure(_plain, outputs)
 
     def native(self, outputs: Any) -> Any:
         """Outputs as tensors."""
         return transform(outputs, lambda value: tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value)
 
-    # -- replicas
-
-    def _prepared(self, work: Work) -> Layout:
-        """The layout for batches such as these."""
+    def _prepare(self, work: Work) -> None:
+        """Makes the program ready for batches such as these."""
         for piece in work.shards.values():
             self._program.prepare(piece)
             break
-        return self.layout(work.phase)
 
-    def _run(self, work: Work, task: Any, place: Callable[[int, Any], Any]) -> Generator[tuple[int, Any], None, None]:
-        """Every shard's result as `place` leaves it; traced here, run side by side by the replicas."""
-        if self._carry is not None:
-            self._carry()
-        tasks: dict[int, list[Task]] = {
-            replica % len(self._copies): [task(work, shard, piece, self._copies[0]) for shard, piece in pieces.items()]
-            for replica, pieces in work.pieces.items()
-        }
-
-        def compute(replica: int, each: Task) -> Any:
-            with self._placed(replica):
-                return each.run(self._copies[replica])
-
-        for each, placed in abreast.run(tasks, compute, lambda each, result: place(each.shard, result)):
-            yield each.shard, placed
-
-    def _placed(self, replica: int) -> AbstractContextManager[Any]:
-        kind, _, index = self.devices[replica].partition(":")
-        placed: AbstractContextManager[Any] = tf.device(f"/{kind.upper()}:{index}") if kind != "cpu" else nullcontext()
-        return placed
-
-    def _replicate(self, trained: list[Any], kept: list[Any]) -> None:
-        """The variables of every replica: on another device copies, and what carries the values over.
-
-        A shard reads variables and writes none, so the replicas of one device read the same.
-        """
-        own = Copy([_variable(each) for each in trained], [_variable(each) for each in kept])
-        self._copies = [
-            own if name == self.devices[0] or name.startswith("cpu") else self._copied(own, replica)
-            for replica, name in enumerate(self.devices)
-        ]
-        others = [copy for copy in self._copies if copy is not own]
-
-        def carry() -> None:
-            for copy in others:
-                for part, originals in zip(copy, own, strict=True):
-                    for variable, original in zip(part, originals, strict=True):
-                        variable.assign(original.read_value())
-
-        self._carry = tf.function(carry, autograph=False) if others else None
-
-    def _copied(self, own: Copy, replica: int) -> Copy:
-        with self._placed(replica):
-            return Copy(*([tf.Variable(each, trainable=each.trainable) for each in part] for part in own))
+    def _own(self) -> Copy:
+        """The script's own variables, those of a step."""
+        return Copy(*([*map(_variable, part().values())] for part in (self._program.trained, self._program.kept)))
 
     # -- state
 
@@ -220,9 +166,7 @@ class TensorflowBackend:
 
     def copies(self, names: Sequence[str]) -> list[State]:
         """Every replica's, as it computes with it next; what no step changes is there once."""
-        if self._carry is not None:
-            self._carry()
-        columns = zip(*([*copy.trained, *copy.kept] for copy in self._copies), strict=True)
+        columns = zip(*(copy.all for copy in self._shards.replicas.copies(self._own())), strict=True)
         spread = {id(column[0]): column for column in columns}
         variables = {name: _variable(variable) for name, variable in self._variables().items()}
         found = {name: spread.get(id(variables[name]), [variables[name]] * len(self.devices)) for name in names}

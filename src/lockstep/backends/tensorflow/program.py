@@ -25,6 +25,11 @@ class Copy(NamedTuple):
     trained: Sequence[Any]
     kept: Sequence[Any]
 
+    @property
+    def all(self) -> list[Any]:
+        """Both, one after the other."""
+        return [*self.trained, *self.kept]
+
 
 @dataclass(frozen=True)
 class Term:

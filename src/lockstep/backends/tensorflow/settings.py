@@ -7,6 +7,7 @@ They are read, checked against what the run was given, and saved with it.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 import tensorflow as tf
 from tensorflow.python.framework import config
@@ -15,8 +16,9 @@ from lockstep.backends.base import Work
 from lockstep.errors import PlanError
 
 
+@cache
 def num_threads() -> int:
-    """The threads among which TensorFlow divides one operation."""
+    """The threads among which TensorFlow divides one operation; it is awake, so they stay as they are."""
     chosen: int = tf.config.threading.get_intra_op_parallelism_threads()
     return chosen or len(os.sched_getaffinity(0))
 

@@ -6,21 +6,22 @@ it Grappler's every choice, is the same whoever runs it. The variables are its a
 so one trace serves every replica.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from lockstep.backends.base import Work
-from lockstep.backends.tensorflow import refusals
+from lockstep.backends.tensorflow import abreast, refusals
 from lockstep.backends.tensorflow.losses import double
 from lockstep.backends.tensorflow.nodes import accumulated
 from lockstep.backends.tensorflow.program import Copy, Program, Share
+from lockstep.backends.tensorflow.replicas import Replicas
 from lockstep.core import seeds
 from lockstep.core.batches import count, leaves, transform
 from lockstep.core.metrics import DIVIDED, LOSS, WEIGHT, Column
-from lockstep.errors import LockstepError
 
 
 class Leaf(NamedTuple):
@@ -32,44 +33,86 @@ class Leaf(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A shard, ready to run on any replica."""
+    """A shard ready to run: its function, and what that takes besides the variables."""
 
     shard: int
-    run: Callable[[Copy], Any]
+    traced: Any
+    tensors: Sequence[Any]
+    drawn: Any
+    part: float
 
 
 class Shards:
-    """Traces and runs the shards of a program."""
+    """Traces the shards of a program, and runs those of all replicas in one call."""
 
-    def __init__(self, program: Program, exact: bool) -> None:
+    def __init__(self, program: Program, devices: Sequence[str], exact: bool) -> None:
         self._program = program
         self._exact = exact
-        self._traces: dict[Any, Any] = {}
+        self._traces: dict[Any, Any] = {}  # of one shard
         self.columns: Sequence[Column] = ()
+        self.spread(devices)
 
-    def forget(self) -> None:
-        """Drops every trace, where the trained variables are other ones than before."""
-        self._traces = {}
+    def spread(self, devices: Sequence[str]) -> None:
+        """Puts a replica on each of the devices."""
+        self.replicas = Replicas(devices)
+        self._calls: dict[Any, Any] = {}  # of all replicas' shards
 
-    def leaf(self, work: Work, shard: int, piece: Any, own: Copy) -> Task:
-        """The shard with its backward pass."""
-        return self._task(work, shard, piece, own, self._leaf)
+    def leaves(self, work: Work, own: Copy) -> Iterator[tuple[int, Leaf]]:
+        """Every shard's leaf, on the host."""
+        return ((shard, _finished(leaf)) for shard, leaf in self._run(work, own, self._leaf))
 
-    def sums(self, work: Work, shard: int, piece: Any, own: Copy) -> Task:
-        """The shard's sums, without training."""
-        return self._task(work, shard, piece, own, self._sums)
+    def sums(self, work: Work, own: Copy) -> Iterator[tuple[int, Any]]:
+        """Every shard's sums, without training."""
+        return ((shard, np.array(sums)) for shard, sums in self._run(work, own, self._sums))
 
-    def outputs(self, work: Work, shard: int, piece: Any, own: Copy) -> Task:
-        """The shard's outputs, without training."""
-        return self._task(work, shard, piece, own, self._outputs)
+    def outputs(self, work: Work, own: Copy) -> Iterator[tuple[int, Any]]:
+        """Every shard's outputs, without training."""
+        return self._run(work, own, self._outputs)
+
+    def _run(self, work: Work, own: Copy, body: Any) -> Iterator[tuple[int, Any]]:
+        """(shard, result) for the shards of every replica, computed in one call."""
+        lanes = [
+            [self._task(work, shard, piece, own, body) for shard, piece in pieces.items()]
+            for pieces in work.pieces.values()
+        ]
+        tasks = [task for lane in lanes for task in lane]
+        if not tasks:
+            return iter(())
+        drawn = tf.constant(np.array([task.drawn for task in tasks]))
+        parts = tf.constant([task.part for task in tasks], tf.float64)
+        given = [task.tensors for task in tasks], drawn, parts
+        call = self._call(lanes, self.replicas.copies(own), given)
+        try:
+            results = call(*given)
+        except Exception as error:
+            for task, *each in zip(tasks, *given, strict=True):
+                if _fails(task, own, each):
+                    error.add_note(f"In shard {task.shard} of step {work.step}.")
+                    break
+            raise
+        return zip((task.shard for task in tasks), results, strict=True)
+
+    def _call(self, lanes: Sequence[Sequence[Task]], copies: Sequence[Copy], given: Any) -> Any:
+        """The function that runs them, lane by lane, on the replicas."""
+        key = tuple(tuple(id(task.traced) for task in lane) for lane in lanes)
+        if key not in self._calls:
+            self._calls[key] = abreast.together(
+                [
+                    abreast.Lane(partial(self.replicas.place, replica), copy.all, [task.traced for task in lane])
+                    for replica, (copy, lane) in enumerate(zip(copies, lanes, strict=True))
+                ],
+                *given,
+            )
+        return self._calls[key]
 
     def _task(self, work: Work, shard: int, piece: Any, own: Copy, body: Any) -> Task:
+        """The shard's function, traced where there is none yet, and what it is given."""
         examples = count(piece)
         alone = work.num_shards == 1
         tensors = [_tensor(value) for value in leaves(piece) if not _static(value)]
-        drawn = tf.convert_to_tensor(self._seeds(work, shard))
-        part = tf.constant(examples / work.num_examples, tf.float64)
-        key = (body.__name__, alone, repr(transform(piece, _signature)))
+        drawn, part = self._seeds(work, shard), examples / work.num_examples
+        variables = len(own.trained), *map(id, own.all)
+        key = body.__name__, alone, variables, self._program.room, repr(transform(piece, _signature))
         if key not in self._traces:
             columns: list[Column] = []
 
@@ -77,13 +120,13 @@ class Shards:
                 copy = Copy(variables[: len(own.trained)], variables[len(own.trained) :])
                 return body(copy, _rebuilt(piece, given), drawn, Share(examples, part, alone), columns)
 
-            traced = _trace(traced_body, ([*own.trained, *own.kept], tensors, drawn, part))
+            traced = _trace(traced_body, (own.all, tensors, tf.constant(drawn), tf.constant(part, tf.float64)))
             refusals.check_graph(traced.graph, self._exact)
-            self._traces[key] = traced, columns
-        traced, columns = self._traces[key]
+            self._traces[key] = traced, columns, own  # held, so that their ids stay theirs
+        traced, columns, _ = self._traces[key]
         if body != self._outputs:
             self.columns = columns
-        return Task(shard, lambda copy: _ran(traced, copy, tensors, drawn, part, (work, shard)))
+        return Task(shard, traced, tensors, drawn, part)
 
     def _leaf(self, own: Copy, batch: Any, drawn: Any, share: Share, columns: list[Column]) -> Leaf:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -113,7 +156,7 @@ class Shards:
         return np.array([[row & 0x7FFFFFFF, row >> 32] for row in rows], np.int32).reshape(-1, 2)
 
 
-def finished(leaf: Leaf) -> Leaf:
+def _finished(leaf: Leaf) -> Leaf:
     """The leaf on the host; a shard that weighs nothing gives exact zeros, also where the loss says NaN."""
     sums = np.array(leaf.sums)
     gradients = [None if each is None else np.asarray(each) for each in leaf.gradients]
@@ -125,21 +168,20 @@ def finished(leaf: Leaf) -> Leaf:
 
 def _trace(body: Callable[..., Any], given: tuple[Any, ...]) -> Any:
     try:
-        return tf.function(body, autograph=False).get_concrete_function(*given)
+        return tf.function(body, autograph=False, experimental_attributes=abreast.ALONE).get_concrete_function(*given)
     except RuntimeError as error:
         if "Random ops require a seed" in str(error):
             raise refusals.draws("a random operation") from error
         raise
 
 
-def _ran(traced: Any, copy: Copy, tensors: Any, drawn: Any, part: Any, place: tuple[Work, int]) -> Any:
+def _fails(task: Task, own: Copy, given: Sequence[Any]) -> bool:
+    """Whether the shard fails alone as well; it writes nothing, so it can be computed again."""
     try:
-        return traced([*copy.trained, *copy.kept], tensors, drawn, part)
-    except LockstepError:
-        raise
-    except Exception as error:
-        error.add_note(f"In shard {place[1]} of step {place[0].step}.")
-        raise
+        task.traced(own.all, *given)
+    except Exception:
+        return True
+    return False
 
 
 def _static(value: Any) -> bool:

@@ -1,12 +1,11 @@
 """Stepping: the optimizer's update of the script's own variables, and its plain numbers.
 
-The first replica's variables are the script's own. They take the step, and the other
-replicas take them over before they compute, so whatever the script writes between two
-steps reaches every replica.
+The script's own variables take the step. Every replica reads them, or takes their values
+over before it computes, so whatever the script writes between two steps reaches them all.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -16,6 +15,14 @@ from lockstep.core.layout import Field, Layout
 from lockstep.errors import StateError
 
 _NUMBERS = (bool, int, float)
+
+
+class Used(NamedTuple):
+    """A variable that takes part in an update, where its values lie, and whether they are a gradient."""
+
+    field: Field
+    variable: Any
+    trained: bool
 
 
 class Stepping:
@@ -30,33 +37,36 @@ class Stepping:
     def apply(self, total: Node, layout: Layout, there: Sequence[bool]) -> None:
         """The step with those gradients, and those running statistics, that some shard had."""
         trained, kept = self._program.trained(), self._program.kept()
-        key = (id(layout), tuple(there), tuple(self._constants().items()))
+        variables = [*trained.values(), *kept.values()]
+        used = [
+            Used(field, variable, index < len(trained))
+            for index, (field, variable, flag) in enumerate(zip(layout.fields, variables, there, strict=False))
+            if flag
+        ]
+        vectors = {dtype: tf.convert_to_tensor(total[dtype]) for dtype in {each.field.dtype: None for each in used}}
+        lengths = (vector.shape[0] for vector in vectors.values())
+        key = *map(id, variables), *there, *lengths, *self._constants().items(), len(trained)
         if key not in self._updates:
-            variables = [*trained.values(), *kept.values()]
-            used = [
-                (field, variable, index < len(trained))
-                for index, (field, variable, flag) in enumerate(zip(layout.fields, variables, there, strict=False))
-                if flag
-            ]
-            self._updates[key] = tf.function(lambda vectors: self._update(vectors, used), autograph=False)
-        self._updates[key]({dtype: tf.convert_to_tensor(vector) for dtype, vector in total.items()})
+            update = tf.function(lambda vectors: self._update(vectors, used), autograph=False)
+            self._updates[key] = update.get_concrete_function(vectors), variables  # held, so that their ids stay theirs
+        self._updates[key][0](vectors)
 
-    def _update(self, vectors: Mapping[str, Any], used: Sequence[tuple[Field, Any, bool]]) -> None:
+    def _update(self, vectors: Mapping[str, Any], used: Sequence[Used]) -> None:
         def read(field: Field, variable: Any) -> Any:
             flat = vectors[field.dtype][field.offset : field.offset + field.size]
             return tf.cast(tf.reshape(flat, field.shape), variable.dtype)
 
-        gradients = [read(field, variable) for field, variable, is_trained in used if is_trained]
-        variables = [variable for _, variable, is_trained in used if is_trained]
+        gradients = [read(each.field, each.variable) for each in used if each.trained]
+        variables = [each.variable for each in used if each.trained]
         if self._clip_norm is not None:
             norm = tf.linalg.global_norm(gradients)
             factor = tf.minimum(tf.ones_like(norm), self._clip_norm / (norm + 1e-6))
             gradients = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
         if variables:
             self._optimizer.apply(gradients, variables)
-        for field, variable, is_trained in used:
-            if not is_trained:
-                variable.assign(read(field, variable))
+        for each in used:
+            if not each.trained:
+                each.variable.assign(read(each.field, each.variable))
 
     def scale(self) -> float:
         """By what the optimizer multiplies a loss before the backward pass."""
