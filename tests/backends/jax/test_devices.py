@@ -108,7 +108,7 @@ def test_one_device_may_carry_several_replicas():
     """As `verify` asks of a single GPU; here the first CPU device stands for it."""
     backend = kit.module.open(*opened(["cpu:0"]))
     backend._replicas.rows = [0, 0, 0]
-    pieces = backend._pieces(type("Work", (), {"pieces": {0: {0: "a", 1: "b"}, 1: {2: "c"}, 2: {3: "d"}}})())
+    pieces = backend._passes._pieces(type("Work", (), {"pieces": {0: {0: "a", 1: "b"}, 1: {2: "c"}, 2: {3: "d"}}})())
     assert pieces == [{0: "a", 1: "b", 2: "c", 3: "d"}]
 
 
