@@ -270,13 +270,14 @@ def world(folder, alone):
     stories["told"] = SAVED + 'train("told", told=6)'  # the third batch of the second epoch
     with together(script(**stories), folder, by_hand(2)) as scripts:
         ends = endings(scripts)
-    assert [code for code, _, _ in ends] == [0, 0], ends
-    return [(by_story(stdout), stderr) for _, stdout, stderr in ends]
+    return [(code, by_story(stdout), stderr) for code, stdout, stderr in ends]
 
 
 def said(world, story):
     """What each process says in this story."""
-    return [stories[story] for stories, _ in world]
+    for _, stories, stderr in world:
+        assert story in stories, stderr
+    return [stories[story] for _, stories, _ in world]
 
 
 def test_two_processes_give_the_digest_of_one(world, alone):
@@ -393,8 +394,9 @@ def test_a_process_that_fails_ends_the_others(tmp_path, failure, own, others):
 
 
 def test_a_signal_to_one_process_saves_the_run_of_all_and_a_plain_run_takes_it_up(world, alone, folder):
-    assert "stopped by SIGTERM after step 6, saved in told" in world[0][1]
-    assert all("told" not in stories for stories, _ in world)
+    assert [code for code, _, _ in world] == [0, 0], world
+    assert "stopped by SIGTERM after step 6, saved in told" in world[0][2]
+    assert all("told" not in stories for _, stories, _ in world)
     resumed = by_story(outputs(script(told=SAVED + 'train("told")'), folder))
     assert resumed["told"] == alone["whole"]
 
