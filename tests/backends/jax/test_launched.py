@@ -47,7 +47,7 @@ SHORT = """
 trainer = lockstep.wrap(Net(nnx.Rngs(0)), optax.adam(1e-2), "cross_entropy", shards=4)
 for size in (2, 24):  # two shards, both of the first process
     trainer.step((x[:size], y[:size]))
-lazy = lockstep.wrap(linen.Dense(10), optax.adam(1e-2), "cross_entropy", shards=4)
+lazy = lockstep.wrap(linen.Dense(10, kernel_init=drawn), optax.adam(1e-2), "cross_entropy", shards=4)
 try:
     lazy.step((x[:2], y[:2]))
     said = ""
@@ -128,10 +128,10 @@ def test_three_processes_do_not_divide_eight_shards(tmp_path, alone):
     assert by_torchrun(tmp_path, 3, SCRIPT) == alone
 
 
-def test_four_of_jax_distributeds_processes_give_the_bits_of_one(tmp_path, alone):
-    processes, outcomes = by_jax(tmp_path, 4, NPROC="64", JAX_NUM_CPU_DEVICES="8")
-    assert [process.returncode for process in processes] == [0] * 4, outcomes
-    assert read(outcomes[0][0], 4) == alone
+def test_two_of_jax_distributeds_processes_give_the_bits_of_one(tmp_path, alone):
+    processes, outcomes = by_jax(tmp_path, 2, NPROC="64", JAX_NUM_CPU_DEVICES="8")
+    assert [process.returncode for process in processes] == [0, 0], outcomes
+    assert read(outcomes[0][0], 2) == alone
 
 
 def test_jax_distributed_asks_for_the_line_at_the_beginning(tmp_path):
