@@ -29,7 +29,7 @@ lockstep.datasets.fashion_mnist = lambda: (images(num_train), images(num_test))
 before, name, rest = open(sys.argv[0], encoding="utf-8").read().partition("def resnet18")
 wide, following, after = rest.partition("def examples")
 narrow = re.sub(r"\\b(64|128|256|512)\\b", lambda channels: str(int(channels[0]) // 8), wide)
-exec(compile(before + name + narrow + following + after, sys.argv[0], "exec"))
+exec(compile(before + name + narrow + following + after, sys.argv[0], "exec"), {"__name__": "__main__"})
 """
 
 

@@ -29,7 +29,7 @@ lockstep.datasets.fashion_mnist = lambda: (images(600), images(200))
 del sys.argv[0]
 text = open(sys.argv[0], encoding="utf-8").read()
 assert "10_000" in text
-exec(compile(text.replace("10_000", "100"), sys.argv[0], "exec"))
+exec(compile(text.replace("10_000", "100"), sys.argv[0], "exec"), {"__name__": "__main__"})
 """
 
 
