@@ -15,7 +15,10 @@ NUMPY += $(filter-out %/test_bfloat.py %/test_generators.py,$(wildcard tests/cor
 NUMPY += $(patsubst %,tests/data/test_%.py,bases order pipeline)
 NUMPY += $(patsubst %,tests/checkpoint/test_%.py,arrays plain store)
 
-.PHONY: help setup demo check format test test-torch test-jax test-tensorflow test-mxnet bench chapters clean
+# The tests start hundreds of interpreters, and each would compile Lockstep anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup demo check format test test-core test-torch test-jax test-tensorflow test-mxnet bench chapters clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -35,11 +38,17 @@ format: $(FULL) ## format and sort imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: check setup ## check, then every test and doctest of every framework, with the parity matrices
-	$(MAKE) --jobs 2 --output-sync=target --no-print-directory test-torch test-tensorflow test-jax test-mxnet
+# Three at a time, for on two cores a test also waits; the longest first, so that they end together.
+test: setup ## check, and every test and doctest of every framework, with the parity matrices
+	$(MAKE) --jobs 3 --output-sync=target --no-print-directory check $(addprefix test-,jax torch tensorflow core mxnet)
 
-test-torch: $(FULL) # and all that knows no framework
-	$(BIN)/pytest --doctest-modules src tests
+TORCH := $(addprefix tests/,backends examples gpu integration parity primitives)
+
+test-torch: $(FULL)
+	$(BIN)/pytest --doctest-modules $(TORCH)
+
+test-core: $(FULL) # and all that knows no framework
+	$(BIN)/pytest --doctest-modules src tests $(addprefix --ignore=,$(TORCH))
 
 # Another framework's tests run in a process of their own: threads, devices and types are set once per process.
 # The contract computes in double precision, which JAX and Keras set for the whole process too.

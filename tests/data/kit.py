@@ -14,6 +14,7 @@ from lockstep.data.readers import Readers
 GENERATOR = np.random.Generator(np.random.PCG64(5))
 IMAGES = GENERATOR.integers(0, 256, (37, 6, 6), dtype=np.uint8)
 LABELS = GENERATOR.integers(0, 3, 37)
+FLAT = IMAGES[:, :4, :4].reshape(37, 16).astype(np.float32) / 255
 
 
 def augmented(image, label):
@@ -57,6 +58,42 @@ class Slow:
             print("here", flush=True)
             time.sleep(60)
         return np.full(5, index)
+
+
+class Scaled:
+    """A data set that can be changed."""
+
+    scale = 1
+
+    def __len__(self):
+        return 37
+
+    def __getitem__(self, index):
+        return FLAT[index] * self.scale, LABELS[index]
+
+
+def fails(x, y):
+    """Refuses a negative label."""
+    if y < 0:
+        raise ValueError("a negative label")
+    return x, y
+
+
+def refuses_seven(x):
+    """Whatever is not 7."""
+    if x == 7:
+        raise KeyError("no such thing")
+    return x
+
+
+class WithoutSeven:
+    """Ten numbers, of which one cannot be read."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return refuses_seven(index)
 
 
 def read(log):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.kit import IMAGES, LABELS, augmented, epoch, flat
+from data.kit import IMAGES, LABELS, WithoutSeven, augmented, epoch, flat, refuses_seven
 from lockstep.data import arrays, indexed, stream
 from lockstep.errors import BatchError, ExactError, ExampleError
 
@@ -114,27 +114,13 @@ def test_a_data_set_that_reads_several_at_once():
     assert one.tolist() == other.tolist()
 
 
-def fails(x):
-    if x == 7:
-        raise KeyError("no such thing")
-    return x
-
-
-class Failing:
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, index):
-        return fails(index)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     "pipeline",
     [
-        lambda workers: arrays(TEN).map(fails, workers=workers).batch(4),
-        lambda workers: indexed(Failing(), workers=workers).batch(4),
-        lambda workers: stream(range(10)).map(fails, workers=workers).batch(4),
+        lambda workers: arrays(TEN).map(refuses_seven, workers=workers).batch(4),
+        lambda workers: indexed(WithoutSeven(), workers=workers).batch(4),
+        lambda workers: stream(range(10)).map(refuses_seven, workers=workers).batch(4),
     ],
     ids=["map", "data set", "stream"],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.kit import IMAGES, LABELS, Pairs, augmented, fitted, read, trainer
+from data.kit import FLAT, IMAGES, LABELS, Pairs, Scaled, augmented, fails, fitted, read, trainer
 from lockstep.callbacks import Callback
 from lockstep.callbacks.base import NO_LOGS
 from lockstep.core.plan import bounds
@@ -17,8 +17,6 @@ from lockstep.data.bases import Arrays
 from lockstep.data.pool import packed
 from lockstep.errors import BatchError, ExampleError
 from lockstep.exchange.region import Region
-
-FLAT = IMAGES[:, :4, :4].reshape(37, 16).astype(np.float32) / 255
 
 
 def made(workers=None):
@@ -113,12 +111,6 @@ def test_the_processes_of_a_crew_fill_one_cache_together(kind, tmp_path):
     assert len({pid for pid, _ in found}) == 3
     assert sorted(index for _, index in found) == list(range(37))  # nobody read what another had kept
     assert sorted(os.listdir(tmp_path)) == (["kept", "log"] if path else ["log"])
-
-
-def fails(x, y):
-    if y < 0:
-        raise ValueError("a negative label")
-    return x, y
 
 
 @pytest.mark.parametrize("place", [0, 36])  # in the script's own shard; in the last worker's
@@ -218,18 +210,6 @@ def test_arrays_in_memory_reach_the_workers_through_one_segment(big):
     assert len(packed(pipeline, region)) < 10_000
     assert region.nbytes > BIG.nbytes
     region.close()
-
-
-class Scaled:
-    """A data set that can be changed."""
-
-    scale = 1
-
-    def __len__(self):
-        return 37
-
-    def __getitem__(self, index):
-        return FLAT[index] * self.scale, LABELS[index]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -1,6 +1,7 @@
 """JAX models for the parity runs, in each of the forms that `wrap` takes."""
 
 import os
+from functools import partial
 
 os.environ.setdefault("NPROC", "64")  # as Lockstep sets it; here before JAX wakes, for all tests of this process
 
@@ -18,13 +19,19 @@ if not jax._src.xla_bridge.backends_are_initialized():
     jax.config.update("jax_num_cpu_devices", 8)
 
 
+def drawn(key, shape, dtype=jnp.float32, *_, **__):
+    """First weights by numpy: XLA compiles each shape of a draw for seconds."""
+    generator = np.random.Generator(np.random.PCG64(shape))
+    return jnp.asarray(generator.standard_normal(shape) / np.sqrt(np.prod(shape[:-1])), dtype)
+
+
 class MLP(nnx.Module):
     """97 features, which do not divide by any vector's width."""
 
     def __init__(self, rngs):
-        self.first = nnx.Linear(97, 33, rngs=rngs)
-        self.second = nnx.Linear(33, 17, rngs=rngs)
-        self.last = nnx.Linear(17, 10, rngs=rngs)
+        self.first = nnx.Linear(97, 33, kernel_init=drawn, rngs=rngs)
+        self.second = nnx.Linear(33, 17, kernel_init=drawn, rngs=rngs)
+        self.last = nnx.Linear(17, 10, kernel_init=drawn, rngs=rngs)
 
     def __call__(self, x):
         return self.last(jnp.tanh(self.second(nnx.relu(self.first(x)))))
@@ -36,11 +43,11 @@ class LeNet(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool):
         for width in (6, 16):
-            x = nn.max_pool(nn.relu(nn.Conv(width, (5, 5))(x)), (2, 2), (2, 2))
-        x = nn.relu(nn.Dense(120)(x.reshape(len(x), -1)))
+            x = nn.max_pool(nn.relu(nn.Conv(width, (5, 5), kernel_init=drawn)(x)), (2, 2), (2, 2))
+        x = nn.relu(nn.Dense(120, kernel_init=drawn)(x.reshape(len(x), -1)))
         x = nn.Dropout(0.5, deterministic=not train)(x)
-        x = nn.relu(nn.Dense(84)(x))
-        return nn.Dense(10)(nn.Dropout(0.25, deterministic=not train)(x))
+        x = nn.relu(nn.Dense(84, kernel_init=drawn)(x))
+        return nn.Dense(10, kernel_init=drawn)(nn.Dropout(0.25, deterministic=not train)(x))
 
 
 class Basic(nn.Module):
@@ -51,11 +58,12 @@ class Basic(nn.Module):
 
     @nn.compact
     def __call__(self, x, train: bool):
-        norm = lambda: nn.BatchNorm(use_running_average=not train, momentum=0.9)  # noqa: E731
-        y = nn.relu(norm()(nn.Conv(self.width, (3, 3), self.stride, use_bias=False)(x)))
-        y = norm()(nn.Conv(self.width, (3, 3), use_bias=False)(y))
+        norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.9)
+        convolution = partial(nn.Conv, self.width, use_bias=False, kernel_init=drawn)
+        y = nn.relu(norm()(convolution((3, 3), self.stride)(x)))
+        y = norm()(convolution((3, 3))(y))
         if self.stride > 1:
-            x = norm()(nn.Conv(self.width, (1, 1), self.stride, use_bias=False)(x))
+            x = norm()(convolution((1, 1), self.stride)(x))
         return nn.relu(x + y)
 
 
@@ -66,12 +74,12 @@ class ResNet18(nn.Module):
 
     @nn.compact
     def __call__(self, x, train: bool = True):
-        x = nn.Conv(self.width, (3, 3), use_bias=False)(x)
+        x = nn.Conv(self.width, (3, 3), use_bias=False, kernel_init=drawn)(x)
         x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
         for stage in range(4):
             for block in range(2):
                 x = Basic(self.width << stage, 2 if stage and not block else 1)(x, train)
-        return nn.Dense(10)(x.mean((1, 2)))
+        return nn.Dense(10, kernel_init=drawn)(x.mean((1, 2)))
 
 
 class State(TrainState):

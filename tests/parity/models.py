@@ -1,6 +1,6 @@
 """Torch models for the parity runs. Apart from the tests, so that a worker need not import them.
 
-Starting a worker costs seconds, a step milliseconds. So three models live in one,
+Starting a worker costs seconds, a step milliseconds. So four models live in one,
 and each batch says which of them it is for; what a batch does not use keeps no
 gradient and is left alone, as in plain torch.
 """
@@ -78,14 +78,15 @@ class ResNet18(nn.Sequential):
         super().__init__(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
 
 
-class Three(nn.Module):
-    """An MLP of 97 features, LeNet and the block."""
+class Four(nn.Module):
+    """An MLP of 97 features, LeNet, the block and a narrow ResNet-18."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(97, 33), nn.ReLU(), nn.Linear(33, 17), nn.Tanh(), nn.Linear(17, 10))
         self.lenet = LeNet()
         self.block = Block()
+        self.resnet = ResNet18(width=4)
 
     def forward(self, model: str, x: Tensor) -> Tensor:
         return getattr(self, model)(x)
@@ -99,23 +100,17 @@ def loss(model, batch):
     return functional.cross_entropy(outputs, batch["y"]), {"accuracy": accuracy}
 
 
-def three(devices: int) -> lockstep.Trainer:
-    """The three models on so many devices; no shards, threads or seed given."""
+def wrapped(devices: int) -> lockstep.Trainer:
+    """The four models on so many devices; no shards, threads or seed given."""
     torch.manual_seed(7)
-    net = Three()
+    net = Four()
     groups = [
         {"params": [*net.mlp.parameters(), *net.lenet.parameters()]},
-        {"params": net.block.parameters(), "weight_decay": 0.01, "decoupled_weight_decay": True},  # that is AdamW
+        # and that is AdamW
+        {"params": net.block.parameters(), "weight_decay": 0.01, "decoupled_weight_decay": True},
+        {"params": net.resnet.parameters(), "weight_decay": 1e-4, "decoupled_weight_decay": True},
     ]
     return lockstep.wrap(net, torch.optim.Adam(groups, lr=3e-3), loss, devices=devices)
-
-
-def resnet(devices: int) -> lockstep.Trainer:
-    """A narrow ResNet-18 on so many devices; no shards, threads or seed given."""
-    torch.manual_seed(8)
-    net = ResNet18(width=4)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    return lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), metrics=["accuracy", "top5"], devices=devices)
 
 
 def features(count: int) -> dict[str, object]:
@@ -133,6 +128,6 @@ def tokens(count: int) -> dict[str, object]:
     return {"model": "block", "x": torch.randint(VOCABULARY, (count, 7)), "y": torch.randint(VOCABULARY, (count, 7))}
 
 
-def small_images(count: int) -> tuple[Tensor, Tensor]:
+def small_images(count: int) -> dict[str, object]:
     """Random examples for ResNet-18."""
-    return torch.randn(count, 1, 12, 12), torch.randint(10, (count,))
+    return {"model": "resnet", "x": torch.randn(count, 1, 12, 12), "y": torch.randint(10, (count,))}

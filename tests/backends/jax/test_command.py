@@ -7,19 +7,8 @@ from lockstep.cli.app import app
 
 
 def test_verify():
-    arguments = [
-        "verify",
-        "--framework",
-        "jax",
-        "--devices",
-        "1,3",
-        "--steps",
-        "2",
-        "--shards",
-        "3",
-        "--batch-size",
-        "50",
-    ]
+    arguments = ["verify", "--framework", "jax", "--devices", "1,3", "--steps", "2"]
+    arguments += ["--shards", "3", "--batch-size", "51"]  # one size of shard
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output + result.stderr
     assert "The same bits after each of 2 steps on 1 and 3 devices." in result.output

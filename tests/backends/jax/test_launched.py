@@ -10,26 +10,32 @@ import pytest
 
 pytest.importorskip("torch", reason="launched processes meet through torch.distributed")
 
-SCRIPT = """
+HEAD = """
 import json, sys
-import numpy as np, optax
-from flax import nnx
+import jax.numpy as jnp, numpy as np, optax
+from flax import linen, nnx
 import lockstep
+
+def drawn(key, shape, dtype, *_, **__):  # XLA would compile each draw for seconds
+    return jnp.asarray(np.random.default_rng(shape).standard_normal(shape) / 10, dtype)
 
 class Net(nnx.Module):
     def __init__(self, rngs):
-        self.first = nnx.Linear(97, 33, rngs=rngs)
+        self.first = nnx.Linear(97, 33, kernel_init=drawn, rngs=rngs)
         self.norm = nnx.BatchNorm(33, rngs=rngs)
         self.dropout = nnx.Dropout(0.3, rngs=rngs)
-        self.last = nnx.Linear(33, 10, rngs=rngs)
+        self.last = nnx.Linear(33, 10, kernel_init=drawn, rngs=rngs)
     def __call__(self, x):
         return self.last(self.dropout(self.norm(nnx.relu(self.first(x)))))
 
 generator = np.random.Generator(np.random.PCG64(1))
-x, y = generator.standard_normal((300, 97), np.float32), generator.integers(0, 10, 300)
+x, y = generator.standard_normal((61, 97), np.float32), generator.integers(0, 10, 61)
+"""
+
+SCRIPT = """
 trainer = lockstep.wrap(Net(nnx.Rngs(0)), optax.adam(1e-2), "cross_entropy", metrics=["accuracy"], shards=8)
 found = []
-for size in (300, 61, 5):
+for size in (61, 5, 60):
     logs = trainer.step((x[:size], y[:size]))
     found.append([trainer.digest(), logs["loss"].hex(), logs["grad_norm"].hex()])
 found.append(sorted(trainer.evaluate((x, y)).items()))
@@ -37,26 +43,11 @@ if trainer._team.first:
     print(json.dumps([len(trainer.devices), found]), flush=True)
 """
 
-
 SHORT = """
-import json, sys
-import flax.linen as nn
-import numpy as np, optax
-from flax import nnx
-import lockstep
-
-class Net(nnx.Module):
-    def __init__(self):
-        self.norm = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
-        self.last = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
-    def __call__(self, x):
-        return self.last(self.norm(x))
-
-x, y = np.random.Generator(np.random.PCG64(1)).standard_normal((24, 6), np.float32), np.arange(24) % 3
-trainer = lockstep.wrap(Net(), optax.adam(1e-2), "cross_entropy", shards=4)
+trainer = lockstep.wrap(Net(nnx.Rngs(0)), optax.adam(1e-2), "cross_entropy", shards=4)
 for size in (2, 24):  # two shards, both of the first process
     trainer.step((x[:size], y[:size]))
-lazy = lockstep.wrap(nn.Dense(3), optax.adam(1e-2), "cross_entropy", shards=4)
+lazy = lockstep.wrap(linen.Dense(10, kernel_init=drawn), optax.adam(1e-2), "cross_entropy", shards=4)
 try:
     lazy.step((x[:2], y[:2]))
     said = ""
@@ -83,19 +74,19 @@ def read(output, count):
     return found
 
 
-def by_torchrun(tmp_path, count, text=SCRIPT):
-    script = tmp_path / "train.py"
-    script.write_text(text)
+def by_torchrun(folder, count, text):
+    script = folder / "train.py"
+    script.write_text(HEAD + text)
     launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={count}", "--standalone"] if count > 1 else []
     command = [sys.executable, *launcher, str(script)]
-    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment(), cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return read(done.stdout, count)
 
 
 def by_jax(tmp_path, count, **more):
     script = tmp_path / "distributed.py"
-    script.write_text(DISTRIBUTED + SCRIPT)
+    script.write_text(DISTRIBUTED + HEAD + SCRIPT)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -114,20 +105,33 @@ def by_jax(tmp_path, count, **more):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    return read(by_torchrun(tmp_path_factory.mktemp("alone"), 1), 1)
+def folder(tmp_path_factory):
+    """Where every process of one and of two writes what SHORT gave it."""
+    return tmp_path_factory.mktemp("launched")
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])  # three processes do not divide eight shards
-def test_torchruns_processes_give_the_bits_of_one(count, tmp_path, alone):
-    assert read(by_torchrun(tmp_path, count), count) == alone
+@pytest.fixture(scope="module")
+def alone(folder):
+    return by_torchrun(folder, 1, SCRIPT + SHORT)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_jax_distributeds_processes_give_the_bits_of_one(count, tmp_path, alone):
-    processes, outcomes = by_jax(tmp_path, count, NPROC="64", JAX_NUM_CPU_DEVICES="8")
-    assert [process.returncode for process in processes] == [0] * count, outcomes
-    assert read(outcomes[0][0], count) == alone
+@pytest.fixture(scope="module")
+def two(folder):
+    return by_torchrun(folder, 2, SCRIPT + SHORT)
+
+
+def test_two_of_torchruns_processes_give_the_bits_of_one(two, alone):
+    assert two == alone
+
+
+def test_three_processes_do_not_divide_eight_shards(tmp_path, alone):
+    assert by_torchrun(tmp_path, 3, SCRIPT) == alone
+
+
+def test_two_of_jax_distributeds_processes_give_the_bits_of_one(tmp_path, alone):
+    processes, outcomes = by_jax(tmp_path, 2, NPROC="64", JAX_NUM_CPU_DEVICES="8")
+    assert [process.returncode for process in processes] == [0, 0], outcomes
+    assert read(outcomes[0][0], 2) == alone
 
 
 def test_jax_distributed_asks_for_the_line_at_the_beginning(tmp_path):
@@ -137,10 +141,8 @@ def test_jax_distributed_asks_for_the_line_at_the_beginning(tmp_path):
     assert "jax.distributed holds it. Put this line first: import os; os.environ" in outcomes[0][1]
 
 
-def test_a_process_may_have_no_shard_of_the_first_batch(tmp_path):
-    for count in (1, 2):
-        by_torchrun(tmp_path, count, SHORT)
-    (one,), two = ([json.loads(file.read_text()) for file in tmp_path.glob(f"* of {count}.json")] for count in (1, 2))
-    assert len(two) == 2
-    assert {digest for digest, _ in two} == {one[0]}
-    assert any("This one has none. Give wrap (module, module.init(key, x))" in said for _, said in two)
+def test_a_process_may_have_no_shard_of_the_first_batch(folder, alone, two):
+    (one,), both = ([json.loads(file.read_text()) for file in folder.glob(f"* of {count}.json")] for count in (1, 2))
+    assert len(both) == 2
+    assert {digest for digest, _ in both} == {one[0]}
+    assert any("This one has none. Give wrap (module, module.init(key, x))" in said for _, said in both)
