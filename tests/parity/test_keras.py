@@ -20,7 +20,7 @@ BACKENDS = os.environ.get("LOCKSTEP_KERAS_BACKENDS", "tensorflow,torch,jax").spl
 ALL = {"mlp": (1, 2, 3, 4), "lenet": (1, 2, 3, 4), "resnet": (1, 2, 3, 4)}
 FEW = {
     "tensorflow": ALL,
-    "torch": {"mlp": (1, 3), "lenet": (1, 2), "resnet": (1, 2)},
+    "torch": {"mlp": (1, 2), "lenet": (1, 3), "resnet": (1, 4)},
     "jax": {"mlp": (1, 2), "lenet": (1, 3), "resnet": (1, 4)},
 }
 

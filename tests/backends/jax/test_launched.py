@@ -128,10 +128,10 @@ def test_three_processes_do_not_divide_eight_shards(tmp_path, alone):
     assert by_torchrun(tmp_path, 3, SCRIPT) == alone
 
 
-def test_two_of_jax_distributeds_processes_give_the_bits_of_one(tmp_path, alone):
-    processes, outcomes = by_jax(tmp_path, 2, NPROC="64", JAX_NUM_CPU_DEVICES="8")
-    assert [process.returncode for process in processes] == [0, 0], outcomes
-    assert read(outcomes[0][0], 2) == alone
+def test_four_of_jax_distributeds_processes_give_the_bits_of_one(tmp_path, alone):
+    processes, outcomes = by_jax(tmp_path, 4, NPROC="64", JAX_NUM_CPU_DEVICES="8")
+    assert [process.returncode for process in processes] == [0] * 4, outcomes
+    assert read(outcomes[0][0], 4) == alone
 
 
 def test_jax_distributed_asks_for_the_line_at_the_beginning(tmp_path):
