@@ -4,15 +4,17 @@ It is written with Keras alone and runs on each of Keras's backends. The variabl
 shard live in a stateless scope: nothing it does is seen by the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
-from lockstep.backends.keras import losses, names
+from lockstep.backends.keras import generators, losses, names
 from lockstep.backends.keras.metrics import Measures, room
-from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, inputs, select
+from lockstep.backends.keras.refusals import check_compiled_once
+from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, select
 from lockstep.core.objective import Objective
 from lockstep.errors import BatchError
 
@@ -75,6 +77,8 @@ class Compiled:
         self.objective = loss if isinstance(loss, Objective) else None
         self.measures = Measures(model)
         self.room = room(model)
+        self._compiled_as = compiled_as(model)
+        self._generator = generators.stand_in()
         self._known: _Roles | None = None
         self._state: list[Any] = []
 
@@ -93,8 +97,8 @@ class Compiled:
         return self._roles.others
 
     def generators(self) -> list[Any]:
-        """The states of the seed generators."""
-        return self._roles.generators
+        """The states of the seed generators: the layers' own, and the one for draws without any."""
+        return self._roles.generators + ([] if self._generator is None else [self._generator.state])
 
     @property
     def _roles(self) -> "_Roles":
@@ -103,19 +107,40 @@ class Compiled:
             assert self._known is not None
         return self._known
 
-    def look(self) -> None:
-        """Works out anew what each variable is to training, where a layer was frozen, thawed or built."""
-        model = self.model
-        state = [*map(id, model.trainable_variables), model.built]
-        if self._known is None or state != self._state:
-            self._known, self._state = _roles(model), state
+    def trainable(self) -> list[bool]:
+        """Whether each layer and each variable is to be trained: a layer may compute otherwise where it is not."""
+        return [each.trainable for each in self._thawable()]
+
+    def set_trainable(self, flags: Sequence[bool]) -> None:
+        """Freezes and thaws as another process has; a layer's flag passes to its own layers, so these come after."""
+        for each, flag in zip(self._thawable(), flags, strict=True):
+            if each.trainable != flag:
+                each.trainable = flag
+
+    def _thawable(self) -> list[Any]:
+        layers = self.model._flatten_layers(include_self=True, recursive=True)
+        return [*layers, *(variable for layer in layers for variable in layer._trainable_variables)]
+
+    def look(self) -> bool:
+        """Whether a layer was frozen, thawed or built since the last look; works out what each variable then is."""
+        check_compiled_once(self._compiled_as, compiled_as(self.model))
+        state = [*self.trainable(), self.model.built]
+        changed = self._known is None or state != self._state
+        if changed:
+            self._known, self._state = _roles(self.model), state
+        return changed
 
     # -- one shard
 
-    def build(self, piece: Any) -> None:
+    @property
+    def waits(self) -> bool:
+        """Whether the model's variables, or the optimizer's, are still to be made."""
+        return not (self.model.built and self.model.optimizer.built)
+
+    def build(self, inputs: Any) -> None:
         """Makes the variables of a model that waits for its first examples, and looks at what they are."""
         if not self.model.built:
-            self.model(select(inputs(piece), slice(0, PROBE)))
+            self.model(select(inputs, slice(0, PROBE)))
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
         self.look()
@@ -153,7 +178,8 @@ class Compiled:
             self.model._clear_losses()
         return outputs, self.after(scope)
 
-    def scope(self, values: Values, zeros: Sequence[Any] = ()) -> Any:
+    @contextmanager
+    def scope(self, values: Values, zeros: Sequence[Any] = ()) -> Iterator[Any]:
         """A scope in which these values stand in for the variables."""
         mapping = [
             *zip(self.trained().values(), values.trained, strict=True),
@@ -162,7 +188,11 @@ class Compiled:
             *zip(self.others().values(), values.others, strict=bool(values.others)),
             *((variable, ops.zeros(variable.shape, variable.dtype)) for variable in zeros),
         ]
-        return keras.StatelessScope(state_mapping=mapping, collect_losses=True)
+        with (
+            generators.drawing_from(self._generator),
+            keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope,
+        ):
+            yield scope
 
     def after(self, scope: Any) -> list[Any]:
         """The running statistics at the end of a scope."""
@@ -170,6 +200,11 @@ class Compiled:
 
     def _call(self, x: Any, training: bool) -> Any:
         return self.model(x, training=training) if self.model._call_has_training_arg else self.model(x)
+
+
+def compiled_as(model: Any) -> tuple[Any, ...]:
+    """What `compile` has put into the model."""
+    return model.optimizer, model._compile_loss, model._compile_metrics
 
 
 def parts(batch: Any) -> tuple[Any, Any, Any]:

@@ -1,8 +1,8 @@
 """Pickling: a compiled model in one piece, as its configuration and its numbers.
 
-Keras's own pickle goes through a file format that forgets a loss's dtype and knows no
-lambda. Here layers travel as configurations, with those classes that are not Keras's
-own; losses and metrics travel as the objects they are.
+Keras's own pickle goes through a file format that forgets a loss's dtype and finds nothing
+that is not registered. Here layers travel as configurations, with what is the script's own in
+them; losses, metrics and learning-rate schedules travel as the objects they are.
 """
 
 import copyreg
@@ -15,6 +15,7 @@ import cloudpickle
 import keras
 
 from lockstep.backends.base import Recipe
+from lockstep.backends.keras import customs
 from lockstep.errors import ModelError
 
 
@@ -35,7 +36,7 @@ def dump(recipe: Recipe) -> bytes:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without stubs it is Any
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, keras.losses.Loss):
+        if isinstance(value, keras.losses.Loss | keras.metrics.Metric):
             return copyreg.__newobj__, (type(value),), vars(value)  # type: ignore[attr-defined]  # pickle's own
         return super().reducer_override(value)
 
@@ -49,9 +50,9 @@ class Packed:
     def __reduce__(self) -> tuple[Any, ...]:
         """How to make the recipe of its parts."""
         model, optimizer = self._recipe.model, self._recipe.optimizer
-        config = keras.saving.serialize_keras_object(model) | {"compile_config": None}
-        kinds = {type(layer) for layer in model._flatten_layers(include_self=True, recursive=True)}
-        custom = {kind.__name__: kind for kind in kinds if not kind.__module__.startswith("keras.")}
+        with customs.collected() as carried:
+            layers = type(model), keras.saving.serialize_keras_object(model.get_config()), model.get_build_config()
+            stepping = type(optimizer), _settings(optimizer)
         loss, metrics = model._compile_loss, model._compile_metrics
         compiled = {
             "loss": getattr(loss, "_user_loss", None),
@@ -59,26 +60,40 @@ class Packed:
             "metrics": getattr(metrics, "_user_metrics", None),
             "weighted_metrics": getattr(metrics, "_user_weighted_metrics", None),
         }
+        values = [[variable.numpy() for variable in each.variables] for each in (model, optimizer)]
         return _unpacked, (
             replace(self._recipe, model=None, optimizer=None),
-            (config, custom, [variable.numpy() for variable in model.variables]),
-            (type(optimizer), optimizer.get_config(), [variable.numpy() for variable in optimizer.variables]),
+            carried,
+            layers,
+            stepping,
             compiled,
+            values,
         )
 
 
-def _unpacked(recipe: Recipe, layers: Any, stepping: Any, compiled: Any) -> Recipe:
-    config, custom, values = layers
-    model = keras.saving.deserialize_keras_object(config, custom_objects=custom, safe_mode=False)
-    _fill(model.variables, values)
-    kind, settings, slots = stepping
-    optimizer = kind.from_config(settings)
+def _settings(optimizer: Any) -> dict[str, Any]:
+    """What the optimizer was made with; a schedule as it is, for those of scripts often have no configuration."""
+    schedule = getattr(optimizer, "_learning_rate", None)
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return dict(optimizer.get_config())
+    plain = object.__new__(type(optimizer))
+    vars(plain).update(vars(optimizer), _learning_rate=0.0)
+    return {**plain.get_config(), "learning_rate": schedule}
+
+
+def _unpacked(
+    recipe: Recipe, carried: customs.Customs, layers: Any, stepping: Any, compiled: Any, values: Any
+) -> Recipe:
+    with customs.known(carried):
+        kind, config, building = layers
+        model = kind.from_config(config)
+        if building and not model.built:
+            model.build_from_config(building)
+        kind, settings = stepping
+        optimizer = kind.from_config(settings)
     optimizer.build(model.trainable_variables)
-    _fill(optimizer.variables, slots)
+    for each, numbers in zip((model, optimizer), values, strict=True):
+        for variable, value in zip(each.variables, numbers, strict=True):
+            variable.assign(value)
     model.compile(optimizer, **compiled)
     return replace(recipe, model=model, optimizer=model.optimizer)
-
-
-def _fill(variables: Any, values: Any) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)

@@ -1,5 +1,6 @@
 """Refusals: what of Keras cannot be trained in parallel as it is, with the line to change."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -8,6 +9,9 @@ from lockstep.backends.base import Recipe
 from lockstep.errors import ModelError, OptimizerError
 
 _HOMES = {"tensorflow": "tensorflow", "torch": "torch", "jaxlib": "jax", "jax": "jax"}
+
+
+RESTORED = "when it takes over a state"
 
 
 def check_model(model: Any) -> None:
@@ -36,12 +40,29 @@ def check_compiled(model: Any) -> None:
         )
 
 
-def check_for_jax(recipe: Recipe) -> None:
-    """Refuses what needs a loss scale, or a precision for the whole step."""
-    check_scale(recipe.optimizer)
+def check_compiled_once(before: Sequence[Any], now: Sequence[Any]) -> None:
+    """Refuses a model that was compiled again: its trainer has the optimizer, loss and metrics of before."""
+    if any(one is not other for one, other in zip(before, now, strict=True)):
+        raise ModelError(
+            "A trainer goes on with the optimizer, loss and metrics that its model had when it was wrapped. Got a "
+            "model that was compiled again since. Call lockstep.wrap(model) again."
+        )
+
+
+def check_built(model: Any, when: str) -> None:
+    """Refuses a model without variables where they are needed."""
+    if not model.built:
+        raise ModelError(
+            f"A model has its variables {when}. Got {model.name!r}, which waits for its first batch. Begin it with "
+            "keras.Input(shape), or call it on an example before lockstep.wrap: model(x[:1])."
+        )
+
+
+def check_precision(recipe: Recipe) -> None:
+    """Refuses a precision for the whole step."""
     if recipe.options.precision is not None:
         raise ModelError(
-            f"On JAX a model's precision is the layers' own. Got precision={recipe.options.precision!r}. "
+            f"A Keras model's precision is the layers' own. Got precision={recipe.options.precision!r}. "
             "Use keras.mixed_precision.set_global_policy('mixed_bfloat16') before the model is made."
         )
 
