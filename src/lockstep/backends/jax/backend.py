@@ -163,10 +163,9 @@ class JaxBackend:
         if isinstance(total, Total):
             return total
         vectors = plain(total)
-        lengths = self._fields.lengths
         return Total(
             self._fields.layout,
-            {dtype: vectors[dtype][:length] for dtype, length in lengths.items()},
+            {dtype: vectors[dtype][:length] for dtype, length in self._fields.lengths.items()},
             lambda: self.sums(total, self._fields.layout),
         )
 
@@ -179,7 +178,8 @@ class JaxBackend:
         self._reader.begin()
         for row, place in self._places(work):
             run, found = self._executables.sums(self._shards, place.form, place.examples)
-            started.append((place.shard, self._run(run, row, place, work), found))
+            share = self._replicas.scalar(place.examples / work.num_examples)
+            started.append((place.shard, self._run(run, row, place, work, share), found))
         for shard, values, found in started:
             yield shard, self._reader.read(values, found)
 
