@@ -10,7 +10,7 @@ import tensorflow  # noqa: F401
 from keras import layers
 
 import lockstep
-from lockstep.errors import ModelError
+from lockstep.errors import BatchError, ModelError
 
 # Keras's own arrays, under numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -74,6 +74,46 @@ def test_a_model_that_is_compiled_again_wants_another_trainer():
                 call((X, Y))
     with lockstep.wrap(model, devices=1, shards=2) as trainer:
         assert sorted(trainer.step((X, Y))) == ["accuracy", "loss"]
+
+
+class Measuring(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.seen = keras.metrics.Mean(name="seen")
+
+
+class Computing(keras.Model):
+    def compute_metrics(self, *parts, **more):
+        return {}
+
+
+class Predicting(keras.Model):
+    def predict_step(self, data):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Measuring, r"Metrics come from compile.*'seen', which the model keeps itself.*return loss, {'seen': value}"),
+        (Computing, r"Metrics come from compile.*compute_metrics of its own. Use compile\(metrics"),
+        (Predicting, r"trainer\.predict calls the model. Got a model with a predict_step of its own"),
+    ],
+)
+def test_what_keras_would_call_and_lockstep_does_not_is_refused(kind, message):
+    with pytest.raises(ModelError, match=message):
+        lockstep.wrap(kind(), "sgd", "mse")
+
+
+def test_a_loss_needs_a_function_and_targets():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+    model.compile("sgd")
+    with pytest.raises(
+        ModelError, match=r"Training needs a loss.*compiled without one.*model\.compile\(optimizer, loss"
+    ):
+        lockstep.wrap(model, devices=1, shards=2).step((X, Y))
+    with pytest.raises(BatchError, match=r"A loss compares outputs with targets.*Give \(inputs, targets\)"):
+        lockstep.wrap(made(), devices=1, shards=2).step(X)
 
 
 class Waiting(keras.Model):

@@ -13,7 +13,7 @@ from keras import ops
 
 from lockstep.backends.keras import generators, losses, names
 from lockstep.backends.keras.metrics import Measures, room
-from lockstep.backends.keras.refusals import check_compiled_once
+from lockstep.backends.keras.refusals import check_compiled_once, check_loss
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, select
 from lockstep.core.objective import Objective
 from lockstep.errors import BatchError
@@ -151,6 +151,7 @@ class Compiled:
             few, targets, weights = parts(select(batch, slice(0, PROBE)))
             with keras.StatelessScope(collect_losses=True):
                 outputs = self._call(few, training=False)
+                check_loss(self.model, targets)
                 self.model._clear_losses()
             self.measures.build(*(_tensors(each) for each in (targets, outputs, weights)))
 
@@ -159,6 +160,7 @@ class Compiled:
         x, y, weights = parts(batch)
         with self.scope(values, self.measures.variables) as scope:
             outputs = self._call(x, training)
+            check_loss(self.model, y)
             value = self.model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=training)
             extra = sum((ops.sum(each) for each in self.model.losses), start=0.0)
             self.model._clear_losses()

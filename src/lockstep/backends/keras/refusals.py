@@ -6,16 +6,31 @@ from typing import Any
 import keras
 
 from lockstep.backends.base import Recipe
-from lockstep.errors import ModelError, OptimizerError
+from lockstep.errors import BatchError, ModelError, OptimizerError
 
 _HOMES = {"tensorflow": "tensorflow", "torch": "torch", "jaxlib": "jax", "jax": "jax"}
 
 
+_OWN_LOSS = (
+    "Put the loss into compute_loss, or into an objective: lockstep.wrap(model, optimizer, lockstep.objective(f))."
+)
+_STEPS = {
+    "train_step": ("Lockstep makes the step.", _OWN_LOSS),
+    "test_step": ("Lockstep makes the step.", _OWN_LOSS),
+    "predict_step": (
+        "trainer.predict calls the model.",
+        "Put that into call, or do it with what trainer.predict gives.",
+    ),
+    "compute_metrics": (
+        "Metrics come from compile, for their sums go through the tree.",
+        "Use compile(metrics=[...]), or return values from an objective: return loss, {'name': value}.",
+    ),
+}
 RESTORED = "when it takes over a state"
 
 
 def check_model(model: Any) -> None:
-    """Refuses a model with a step of its own, or of another backend than the one in use."""
+    """Refuses a model with a step or metrics of its own, or of another backend than the one in use."""
     here = keras.config.backend()
     home = _home(model)
     if home != here:
@@ -23,12 +38,16 @@ def check_model(model: Any) -> None:
             f"A model computes with the backend it was built on. Got one of {home}, and Keras now runs on {here}. "
             "Choose KERAS_BACKEND before the first import of keras, and build the model then."
         )
-    for method in ("train_step", "test_step"):
+    for method, (rule, instead) in _STEPS.items():
         if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise ModelError(
-                f"Lockstep makes the step. Got a model with a {method} of its own. Put the loss into compute_loss, or "
-                "into an objective: lockstep.wrap(model, optimizer, lockstep.objective(f))."
-            )
+            raise ModelError(f"{rule} Got a model with a {method} of its own. {instead}")
+    layers = model._flatten_layers(include_self=True, recursive=True)
+    for metric in (metric for layer in layers for metric in layer._metrics):
+        raise ModelError(
+            "Metrics come from compile, for their sums go through the tree. "
+            f"Got {metric.name!r}, which the model keeps itself. Use compile(metrics=[...]), or return its value from "
+            f"an objective: return loss, {{{metric.name!r}: value}}."
+        )
 
 
 def check_compiled(model: Any) -> None:
@@ -38,6 +57,19 @@ def check_compiled(model: Any) -> None:
             "A model needs an optimizer and a loss. Got one that is not compiled. Use model.compile(optimizer=..., "
             "loss=...) first, or lockstep.wrap(model, optimizer, loss)."
         )
+
+
+def check_loss(model: Any, targets: Any) -> None:
+    """Refuses a model, called just now, that gives nothing to minimize, and a loss that has nothing to compare with."""
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        return
+    if model._compile_loss is None and not model.losses:
+        raise ModelError(
+            f"Training needs a loss. Got {model.name!r}, which was compiled without one and adds none itself. "
+            "Use model.compile(optimizer, loss)."
+        )
+    if model._compile_loss is not None and targets is None:
+        raise BatchError("A loss compares outputs with targets. Got a batch of inputs alone. Give (inputs, targets).")
 
 
 def check_compiled_once(before: Sequence[Any], now: Sequence[Any]) -> None:
