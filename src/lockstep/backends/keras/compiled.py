@@ -80,7 +80,7 @@ class Compiled:
         self._compiled_as = compiled_as(model)
         self._generator = generators.stand_in()
         self._known: _Roles | None = None
-        self._state: list[Any] = []
+        self.form: tuple[bool, ...] = ()  # what the model looked like at the last look
 
     # -- variables
 
@@ -121,14 +121,12 @@ class Compiled:
         layers = self.model._flatten_layers(include_self=True, recursive=True)
         return [*layers, *(variable for layer in layers for variable in layer._trainable_variables)]
 
-    def look(self) -> bool:
-        """Whether a layer was frozen, thawed or built since the last look; works out what each variable then is."""
+    def look(self) -> None:
+        """Works out anew what each variable is to training, where a layer was frozen, thawed or built."""
         check_compiled_once(self._compiled_as, compiled_as(self.model))
-        state = [*self.trainable(), self.model.built]
-        changed = self._known is None or state != self._state
-        if changed:
-            self._known, self._state = _roles(self.model), state
-        return changed
+        form = (self.model.built, *self.trainable())
+        if self._known is None or form != self.form:
+            self._known, self.form = _roles(self.model), form
 
     # -- one shard
 

@@ -31,10 +31,8 @@ class KerasOnTensorflow(TensorflowBackend):
         self._keras = program
 
     def layout(self, phase: str) -> Layout:
-        """Traces anew where a layer was frozen or thawed, which its variables need not show."""
+        """The layout; it comes before a step, whose piece is a batch."""
         self._keras.start(inputs)
-        if self._keras.changed():
-            self._shards.forget()
         return super().layout(phase)
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
@@ -61,7 +59,6 @@ class Program:
         self.optimizer = refusals.check_optimizer(recipe.optimizer)
         self.room = self._compiled.room + (measuring.ROOM if self._compiled.objective else 0)
         self._piece: Any = None
-        self._looked = False
         if recipe.model.built and not self.optimizer.built:
             self.optimizer.build(recipe.model.trainable_variables)
 
@@ -69,6 +66,11 @@ class Program:
     def num_seeds(self) -> int:
         """One for every seed generator."""
         return len(self._compiled.generators())
+
+    @property
+    def form(self) -> tuple[bool, ...]:
+        """Which layers are frozen: one may compute otherwise then, and need not have variables that show it."""
+        return self._compiled.form
 
     def trained(self) -> dict[str, Any]:
         """The model's trainable variables."""
@@ -89,21 +91,17 @@ class Program:
 
     def build(self, piece: Any) -> None:
         """Looks at the model; one that waits for its first examples has them now."""
-        self._piece = piece
-        self._looked |= self._compiled.look()
+        self._piece = piece if self._compiled.waits else None
+        self._compiled.look()
 
     def start(self, inputs: Callable[[Any], Any]) -> None:
         """Makes the variables of a model that waits for its first examples; `inputs` takes these from a piece."""
         if self._compiled.waits and self._piece is not None:
             self._compiled.build(inputs(self._piece))
 
-    def changed(self) -> bool:
-        """Whether a layer was frozen or thawed since this was asked last."""
-        changed, self._looked = self._looked, False
-        return changed
-
     def prepare(self, batch: Any) -> None:
         """Lets Keras build losses and metrics."""
+        self.start(inputs)
         self._compiled.prepare(batch)
 
     def term(self, own: Copy, batch: Any, share: Share, seeds: Any, training: bool) -> Term:

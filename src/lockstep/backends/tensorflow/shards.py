@@ -69,7 +69,7 @@ class Shards:
         tensors = [_tensor(value) for value in leaves(piece) if not _static(value)]
         drawn = tf.convert_to_tensor(self._seeds(work, shard))
         part = tf.constant(examples / work.num_examples, tf.float64)
-        key = (body.__name__, alone, repr(transform(piece, _signature)))
+        key = (body.__name__, alone, self._program.form, repr(transform(piece, _signature)))
         if key not in self._traces:
             columns: list[Column] = []
 

@@ -71,7 +71,7 @@ class Net:
                 "Call lockstep.wrap again after changing `trainable`."
             )
         numbers = Slots(self._compiled, self._compiled.model.optimizer).constants()
-        return (*numbers.items(), *self._compiled.trainable())
+        return (*numbers.items(), *self._compiled.form)
 
     def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
         """The variables, which are there: others are refused before."""
