@@ -5,15 +5,13 @@ that is not registered. Here layers travel as configurations, with what is the s
 them; losses, metrics and learning-rate schedules travel as the objects they are.
 """
 
-import copyreg
-import io
 import warnings
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 import keras
 
+from lockstep.backends import pickling
 from lockstep.backends.base import Recipe
 from lockstep.backends.keras import customs
 from lockstep.errors import ModelError
@@ -21,24 +19,15 @@ from lockstep.errors import ModelError
 
 def dump(recipe: Recipe) -> bytes:
     """One pickle of the recipe."""
-    buffer = io.BytesIO()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _Pickler(buffer).dump(Packed(recipe))
+            return pickling.dump(Packed(recipe), (keras.losses.Loss, keras.metrics.Metric))
     except Exception as error:
         raise ModelError(
             f"A worker process gets the model by its configuration. {recipe.model.name!r} cannot travel: {error}. "
             "Give its classes a get_config, or use devices=1."
         ) from error
-    return buffer.getvalue()
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without stubs it is Any
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, keras.losses.Loss | keras.metrics.Metric):
-            return copyreg.__newobj__, (type(value),), vars(value)  # type: ignore[attr-defined]  # pickle's own
-        return super().reducer_override(value)
 
 
 class Packed:

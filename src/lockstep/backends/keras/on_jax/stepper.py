@@ -8,8 +8,7 @@ import keras
 from lockstep.backends.jax.optimizers import Optimizer
 from lockstep.backends.keras.compiled import Compiled
 from lockstep.backends.keras.slots import Slots
-
-RATE = "learning_rate"
+from lockstep.backends.slots import RATE
 
 
 class Stepper(Optimizer):
