@@ -39,6 +39,16 @@ def scripts_own():
         def call(self, x):
             return 2.0 * x
 
+    class Jitter(layers.Layer):
+        """Draws also where nothing is trained, from torch's own generator, as recurrent layers do."""
+
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.generator = keras.random.SeedGenerator()
+
+        def call(self, x):
+            return keras.random.dropout(x, 0.3, seed=self.generator)
+
     class Halving(keras.optimizers.schedules.LearningRateSchedule):
         """Without a configuration, as many scripts write it."""
 
@@ -72,7 +82,14 @@ def scripts_own():
 
     bent_most = bent
     dense = layers.Dense(8, activation=scaled(0.9), kernel_initializer=small, kernel_regularizer=Ridge())
-    stack = [dense, layers.BatchNormalization(), Twice(), layers.Lambda(lambda x: ops.tanh(x)), layers.Dense(3, bent)]
+    stack = [
+        dense,
+        layers.BatchNormalization(),
+        Jitter(),
+        Twice(),
+        layers.Lambda(lambda x: ops.tanh(x)),
+        layers.Dense(3, bent),
+    ]
     model = keras.Sequential([keras.Input((6,)), *stack])
     model.compile(keras.optimizers.SGD(Halving(0.1), momentum=0.9), entropy, metrics=[Share(1)])
     return model
@@ -84,7 +101,12 @@ def test_workers_have_the_script_s_own_functions_and_what_it_changes():
         with lockstep.wrap(model, devices=devices, shards=4) as trainer:
             assert len(trainer.devices) == devices
             found = [dict(trainer.step((X, Y))), trainer.digest()]
-            model.layers[1].trainable = False
+            for layer in model.layers[:2]:
+                layer.trainable = False
+            found += [dict(trainer.step((X, Y))), trainer.digest()]
+            trainer.close()  # what comes next begins with new workers
+            found += [dict(trainer.step((X, Y))), trainer.digest()]
+            model.layers[0].trainable = True
             found += [dict(trainer.step((X, Y))), trainer.digest()]
             momentum = next(each for each in model.optimizer.variables if each.name.endswith("momentum"))
             momentum.assign(ops.ones(momentum.shape))
@@ -94,3 +116,17 @@ def test_workers_have_the_script_s_own_functions_and_what_it_changes():
     one, two = digests(1), digests(2)
     assert one[0]["share"] > 0
     assert two == one
+
+
+def test_names_are_the_script_s_and_metrics_of_any_kind_travel():
+    keras.utils.set_random_seed(4)
+    start = keras.Input((6,))
+    inner = keras.Sequential([keras.Input((6,)), layers.Dense(5), layers.BatchNormalization()])
+    model = keras.Model(start, layers.Dense(3)(inner(start)))
+    metrics = [keras.metrics.SparseTopKCategoricalAccuracy(2), keras.metrics.SparseCategoricalAccuracy()]
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=metrics)
+    with lockstep.wrap(model, devices=2, shards=2) as trainer:
+        trainer.step((X, Y))
+        model.set_weights([np.ones_like(weight) for weight in model.get_weights()])  # goes to the worker by name
+        trainer.step((X, Y))
+        assert "model.sequential/dense/kernel" in trainer.digests()

@@ -49,6 +49,7 @@ class _Roles(NamedTuple):
     trained: dict[str, Any]
     kept: dict[str, Any]
     others: dict[str, Any]
+    weights: dict[str, Any]
     generators: list[Any]
 
 
@@ -59,12 +60,14 @@ def _roles(model: Any) -> _Roles:
     trained = set(map(id, model.trainable_variables))
     kept = {id(variable) for layer in layers for variable in layer._non_trainable_variables}
     kept -= trained | of_metrics | set(map(id, generators))
-    apart = trained | kept | of_metrics | set(map(id, generators))
+    apart = kept | of_metrics | set(map(id, generators))
     named = names.of(model, model.variables)
+    weights = {name: variable for name, variable in named.items() if id(variable) not in apart}
     return _Roles(
-        {name: variable for name, variable in named.items() if id(variable) in trained},
+        {name: variable for name, variable in weights.items() if id(variable) in trained},
         {name: variable for name, variable in named.items() if id(variable) in kept},
-        {name: variable for name, variable in named.items() if id(variable) not in apart},
+        {name: variable for name, variable in weights.items() if id(variable) not in trained},
+        weights,
         generators,
     )
 
@@ -95,6 +98,10 @@ class Compiled:
     def others(self) -> dict[str, Any]:
         """Frozen weights, by name."""
         return self._roles.others
+
+    def weights(self) -> dict[str, Any]:
+        """Those that are trained and those that are frozen, in an order that does not depend on which they are."""
+        return self._roles.weights
 
     def generators(self) -> list[Any]:
         """The states of the seed generators: the layers' own, and the one for draws without any."""

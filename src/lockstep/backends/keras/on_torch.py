@@ -20,6 +20,7 @@ from lockstep.backends.keras import losses, pickling, sources
 from lockstep.backends.keras.compiled import Compiled, Values
 from lockstep.backends.keras.refusals import check_built, check_precision, check_scale
 from lockstep.backends.keras.slots import Slots
+from lockstep.backends.torch import generators
 from lockstep.backends.torch.backend import TorchBackend
 from lockstep.backends.torch.losses import Share, Term
 from lockstep.backends.torch.shards import CUSTOM_SUMS
@@ -39,8 +40,7 @@ class Net(nn.Module):
     def __init__(self, compiled: Compiled) -> None:
         super().__init__()
         self._compiled = compiled
-        weights = {**compiled.trained(), **compiled.others()}
-        self.variables = {name.replace(".", "_"): variable for name, variable in weights.items()}
+        self.variables = {name.replace(".", "_"): variable for name, variable in compiled.weights().items()}
         for name, variable in self.variables.items():
             self.register_parameter(name, variable.value)
         for name, variable in compiled.kept().items():
@@ -105,7 +105,8 @@ class KerasOnTorch(TorchBackend):
         """The loss of one shard, its metrics, and its running statistics in the module's buffers."""
         compiled = self._compiled
         if not self._prepared:
-            compiled.prepare(batch)
+            with generators.borrowed(self._device):  # or the first shard of each process would draw other numbers
+                compiled.prepare(batch)
             self._prepared = True
         values = net.values()
         outcome = compiled.run(values, batch, net.training)

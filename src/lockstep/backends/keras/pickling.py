@@ -6,15 +6,25 @@ them; losses, metrics and learning-rate schedules travel as the objects they are
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+from keras.src.utils import tracking
 
 from lockstep.backends import pickling
 from lockstep.backends.base import Recipe
 from lockstep.backends.keras import customs
 from lockstep.errors import ModelError
+
+_REDUCTIONS: dict[type, pickling.Reduction] = {
+    keras.losses.Loss: pickling.by_attributes,
+    keras.metrics.Metric: pickling.by_attributes,
+    tracking.TrackedList: lambda value: (list, (list(value),)),  # they tell a tracker, which is not there yet
+    tracking.TrackedDict: lambda value: (dict, (dict(value),)),
+    tracking.TrackedSet: lambda value: (set, (list(value),)),
+}
 
 
 def dump(recipe: Recipe) -> bytes:
@@ -22,7 +32,7 @@ def dump(recipe: Recipe) -> bytes:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return pickling.dump(Packed(recipe), (keras.losses.Loss, keras.metrics.Metric))
+            return pickling.dump(Packed(recipe), _REDUCTIONS)
     except Exception as error:
         raise ModelError(
             f"A worker process gets the model by its configuration. {recipe.model.name!r} cannot travel: {error}. "
@@ -40,8 +50,19 @@ class Packed:
         """How to make the recipe of its parts."""
         model, optimizer = self._recipe.model, self._recipe.optimizer
         with customs.collected() as carried:
-            layers = type(model), keras.saving.serialize_keras_object(model.get_config()), model.get_build_config()
-            stepping = type(optimizer), _settings(optimizer)
+            config, settings = keras.saving.serialize_keras_object(model.get_config()), _settings(optimizer)
+        variables = model.variables
+        made = _Made(
+            type(model),
+            config,
+            model.get_build_config(),
+            [layer.name for layer in _layers(model)],
+            [variable.path for variable in variables],
+            _values(variables),
+        )
+        places = {id(variable): place for place, variable in enumerate(variables)}
+        built = [places[id(variable)] for variable in optimizer._trainable_variables]
+        stepping = _Stepping(type(optimizer), settings, built, _values(optimizer.variables))
         loss, metrics = model._compile_loss, model._compile_metrics
         compiled = {
             "loss": getattr(loss, "_user_loss", None),
@@ -49,15 +70,46 @@ class Packed:
             "metrics": getattr(metrics, "_user_metrics", None),
             "weighted_metrics": getattr(metrics, "_user_weighted_metrics", None),
         }
-        values = [[variable.numpy() for variable in each.variables] for each in (model, optimizer)]
-        return _unpacked, (
-            replace(self._recipe, model=None, optimizer=None),
-            carried,
-            layers,
-            stepping,
-            compiled,
-            values,
-        )
+        return _unpacked, (replace(self._recipe, model=None, optimizer=None), carried, made, stepping, compiled)
+
+
+class _Made(NamedTuple):
+    """How a model is made, and what its layers and variables are called: that follows from where Keras makes them."""
+
+    kind: Any
+    config: Any
+    building: Any
+    names: Sequence[str]
+    paths: Sequence[str]
+    values: Sequence[Any]
+
+
+class _Stepping(NamedTuple):
+    """How an optimizer is made, and for which of the model's variables; some may be frozen since."""
+
+    kind: Any
+    settings: dict[str, Any]
+    built: Sequence[int]
+    values: Sequence[Any]
+
+
+def _unpacked(recipe: Recipe, carried: customs.Customs, made: _Made, stepping: _Stepping, compiled: Any) -> Recipe:
+    with customs.known(carried):
+        model = made.kind.from_config(made.config)
+        if made.building and not model.built:
+            model.build_from_config(made.building)
+            model.built = True
+        optimizer = stepping.kind.from_config(stepping.settings)
+    for layer, name in zip(_layers(model), made.names, strict=True):
+        layer.name = name
+    variables = model.variables
+    for variable, path in zip(variables, made.paths, strict=True):
+        variable._path = path
+    _fill(variables, made.values)
+    optimizer.build([variables[place] for place in stepping.built])
+    _fill(optimizer.variables, stepping.values)
+    model.compile(optimizer, **compiled)
+    return replace(recipe, model=model, optimizer=model.optimizer)
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
@@ -70,19 +122,14 @@ def _settings(optimizer: Any) -> dict[str, Any]:
     return {**plain.get_config(), "learning_rate": schedule}
 
 
-def _unpacked(
-    recipe: Recipe, carried: customs.Customs, layers: Any, stepping: Any, compiled: Any, values: Any
-) -> Recipe:
-    with customs.known(carried):
-        kind, config, building = layers
-        model = kind.from_config(config)
-        if building and not model.built:
-            model.build_from_config(building)
-        kind, settings = stepping
-        optimizer = kind.from_config(settings)
-    optimizer.build(model.trainable_variables)
-    for each, numbers in zip((model, optimizer), values, strict=True):
-        for variable, value in zip(each.variables, numbers, strict=True):
-            variable.assign(value)
-    model.compile(optimizer, **compiled)
-    return replace(recipe, model=model, optimizer=model.optimizer)
+def _layers(model: Any) -> list[Any]:
+    return list(model._flatten_layers(include_self=True, recursive=True))
+
+
+def _values(variables: Sequence[Any]) -> list[Any]:
+    return [variable.numpy() for variable in variables]
+
+
+def _fill(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

@@ -21,7 +21,7 @@ class Slots:
 
     def variables(self) -> dict[str, Any]:
         """The optimizer's variables: those of a weight under its name, with their own."""
-        found = slots.of(self._optimizer, {**self._compiled.trained(), **self._compiled.others()})
+        found = slots.of(self._optimizer, self._compiled.weights())
         return {f"optimizer.{name}": variable for name, variable in found.items()}
 
     def read(self) -> State:

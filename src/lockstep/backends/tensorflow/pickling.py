@@ -21,7 +21,7 @@ def dump(recipe: Recipe, trained: Callable[[Any], Sequence[Any]]) -> bytes:
     values = [variable.numpy() for variable in optimizer.variables]
     packed = Packed(replace(recipe, optimizer=None), type(optimizer), optimizer.get_config(), values, trained)
     try:
-        return pickling.dump(packed, (tf.keras.losses.Loss,))  # its own pickle forgets its dtype
+        return pickling.dump(packed, {tf.keras.losses.Loss: pickling.by_attributes})  # its own pickle forgets its dtype
     except Exception as error:
         raise ModelError(
             f"Another process gets the model by pickle, and this one cannot be pickled: {error}. "
