@@ -34,7 +34,7 @@ def get_dataset(batch_size=32, num_val_samples=10_000):
 
 def run_training(epochs):
     trainer = lockstep.wrap(get_compiled_model())  # on every GPU of this machine; restarts from the newest checkpoint
-    trainer.fit(train, epochs=epochs, validation_data=val, checkpoint="keras-ckpt", verbose=2)
+    trainer.fit(train, epochs=epochs, validation_data=val, checkpoint="keras-ckpt")
     return trainer
 
 

@@ -16,6 +16,8 @@ FRAMEWORKS = {"torch", "jax", "flax", "optax", "tensorflow", "keras", "mxnet"}
 ABOVE_THE_SEAM = "lockstep.core.loop lockstep.core.step lockstep.core.plan"
 # A backend packs its own model for the workers.
 SEAM = "cloudpickle lockstep.errors lockstep.core lockstep.backends.base"
+# Of Keras's optimizers and losses, without Keras: TensorFlow's own variables are stepped by them too.
+KERAS = "lockstep.backends.slots lockstep.backends.pickling"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ ROOMS = [  # the first that fits a file is its room
     Room("backends/numpy", f"numpy {SEAM} lockstep.backends.numpy", never=ABOVE_THE_SEAM),
     Room("backends/torch", f"torch numpy {SEAM} lockstep.backends.torch", never=ABOVE_THE_SEAM),
     Room("backends/jax", f"jax flax optax numpy {SEAM} lockstep.backends.jax", never=ABOVE_THE_SEAM),
-    Room("backends/tensorflow", f"tensorflow numpy {SEAM} lockstep.backends.tensorflow", never=ABOVE_THE_SEAM),
+    Room("backends/tensorflow", f"tensorflow numpy {SEAM} {KERAS} lockstep.backends.tensorflow", never=ABOVE_THE_SEAM),
     Room("backends/mxnet", f"mxnet numpy {SEAM} lockstep.backends.mxnet", never=ABOVE_THE_SEAM),
     # Keras may use the three that it runs on.
     Room("backends/keras", f"keras jax tensorflow torch numpy {SEAM} lockstep.backends", never=ABOVE_THE_SEAM),

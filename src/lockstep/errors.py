@@ -21,6 +21,7 @@ resembles, so that ordinary `except ValueError` code keeps working.
     ├── PlatformError (OSError)           something this operating system does not have
     ├── DatasetError (OSError)            a data set that cannot be had
     ├── MissingExtra (ImportError)        an optional package that is not installed
+    ├── ArgumentError (TypeError)         an argument that a method does not take
     ├── CallbackError (TypeError)         a callback that is none, or that got what it cannot use
     └── PeerFailed (RuntimeError)         another process could not finish a step; its own error is the one raised
 """
@@ -108,6 +109,10 @@ class DatasetError(LockstepError, OSError):
 
 class MissingExtra(LockstepError, ImportError):
     """An optional package that is not installed."""
+
+
+class ArgumentError(LockstepError, TypeError):
+    """An argument that a method does not take."""
 
 
 class CallbackError(LockstepError, TypeError):

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lockstep import forward, snapshots
-from lockstep.callbacks import Callback, Chain, History
+from lockstep.callbacks import Chain, History
 from lockstep.callbacks.base import Params
 from lockstep.callbacks.chain import checked
+from lockstep.callbacks.display import shown
 from lockstep.checkpoint import Checkpoint, Snapshot
 from lockstep.core import loop
 from lockstep.core.metrics import Column, Sums
@@ -110,9 +111,9 @@ class Fit:
             examples=train.num_examples,
         )
         self.place = loop.Place()
-        self.chain = Chain(
-            [*(asked.callbacks if first else ()), *shown(asked.verbose if first else 0)], trainer, params
-        )
+        habits = trainer._recipe.habits
+        callbacks = [*(make() for make in habits.callbacks), *checked(asked.callbacks)]
+        self.chain = Chain([*callbacks, *shown(asked.verbose, habits.words)] if first else [], trainer, params)
         self._running: Iterator[Any] | None = None  # data that goes on from epoch to epoch
         self._termination = termination
         self._saver = saver
@@ -123,7 +124,7 @@ class Fit:
         self._logs: Mapping[str, float] = {}
         self._watch = Watch(trainer) if trainer._team.share(lambda: asked.verbose >= 2) else None
         if not first:
-            for callback in checked(asked.callbacks):
+            for callback in checked(callbacks):
                 callback.set_trainer(trainer)  # the first process runs them; they may be asked here
 
     # -- beginning
@@ -284,13 +285,3 @@ class Fit:
             "callbacks": self.chain.state_dict(),
         }
         return trainer._snapshot(fit=facts, logs={} if place.batch else dict(self._logs))
-
-
-def shown(verbose: int) -> list[Callback]:
-    """What is asked for: nothing, a progress bar, or lines with the breakdown after them."""
-    if not verbose:
-        return []
-    from lockstep.callbacks.lines import Lines  # brings rich, which `import lockstep` does not wait for
-    from lockstep.callbacks.progress import Progress
-
-    return [Progress() if verbose == 1 else Lines()]

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from lockstep import fitting, forward, snapshots, verification
+from lockstep import fitting, forward, keywords, snapshots, verification
 from lockstep.backends.base import Array, Backend, Recipe, State, Work
 from lockstep.callbacks import History
+from lockstep.callbacks.display import level
 from lockstep.checkpoint import Checkpoint, Snapshot, find, write
 from lockstep.core import batches, digest, plan
 from lockstep.core.breakdown import Breakdown
@@ -76,19 +77,18 @@ class Trainer:
         class_weight: Mapping[int, float] | None = None,
         callbacks: Sequence[Any] = (),
         checkpoint: str | PathLike[str] | Checkpoint | None = None,
-        verbose: int = 1,
+        verbose: int | str = 1,
+        **others: Any,
     ) -> History:
         """Trains for `epochs` passes over the data and gives the history of loss and metrics.
 
         `data` is `(inputs, targets)`, a nest of arrays, a data set, a loader or an
-        iterable of batches. `batch_size` is the whole batch across all devices.
-        `class_weight` gives the examples of each class their weight.
+        iterable of batches. `batch_size` is the whole batch across all devices, `class_weight` what each class weighs.
         `checkpoint` names a folder: the run is saved there as it goes, and goes on
         from there, exactly, where the folder holds one; `epochs` is then the total.
         """
-        if extra:
-            raise BatchError(f"fit takes one data argument. Got {1 + len(extra)}. Use fit((x, y), ...).")
-        asked = fitting.Asked(epochs, steps_per_epoch, validation_data, callbacks, checkpoint, verbose)
+        keywords.check("fit", extra, others)
+        asked = fitting.Asked(epochs, steps_per_epoch, validation_data, callbacks, checkpoint, level(verbose))
 
         def read() -> source.Source:
             return weighed(self._source(data, batch_size, shuffle), class_weight, self._backend.host)
@@ -124,14 +124,14 @@ class Trainer:
 
     # -- forward only
 
-    def evaluate(self, data: Any, *extra: Any, batch_size: int | None = None) -> dict[str, float]:
+    def evaluate(self, data: Any, *extra: Any, batch_size: int | None = None, **others: Any) -> dict[str, float]:
         """Loss and metrics over the data, with every example counted once."""
-        if extra:
-            raise BatchError(f"evaluate takes one data argument. Got {1 + len(extra)}. Use evaluate((x, y)).")
+        keywords.check("evaluate", extra, others)
         return forward.evaluate(self, forward.source(self, data, batch_size))
 
-    def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
+    def predict(self, inputs: Any, *, batch_size: int | None = None, **others: Any) -> Any:
         """The model's outputs as numpy, in order, one row per example; of a loader's batches the inputs are taken."""
+        keywords.check("predict", (), others)
         arrays = isinstance(inputs, dict | tuple) or batches.is_array(inputs)
         read = forward.source(self, inputs, batch_size).epoch(0)
         return forward.rows(self, read if arrays else map(batches.inputs, read))

@@ -11,7 +11,7 @@ The vectors are the framework's own arrays, so that the framework's own addition
 adds them. They can be sliced, which is all an exchange does with them.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -29,6 +29,14 @@ STEP = "step"  # the one phase of an ordinary model; a GAN has one per optimizer
 
 
 @dataclass(frozen=True)
+class Habits:
+    """What a framework's users expect of `fit` beside what they ask for."""
+
+    words: str = "lockstep"  # in whose an epoch is told, or "keras"
+    callbacks: tuple[Callable[[], Any], ...] = ()  # each makes one, before the script's own, in the form of Keras's
+
+
+@dataclass(frozen=True)
 class Recipe:
     """What the user gave to `wrap`: everything a replica is made of, pickled as one."""
 
@@ -37,6 +45,7 @@ class Recipe:
     loss: Any
     metrics: Any
     options: Options
+    habits: Habits = Habits()
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def checked(callbacks: Iterable[Any]) -> tuple[Callback, ...]:
 
 def _shown(value: object) -> str:
     """A value in an error: a callback by its class, anything else by its repr."""
-    return f"{type(value).__name__}()" if isinstance(value, Callback) else repr(value)
+    return f"{type(value).__name__}()" if isinstance(adapted(value), Callback) else repr(value)
 
 
 def _listed(names: Sequence[str]) -> str:

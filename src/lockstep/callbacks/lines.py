@@ -1,4 +1,8 @@
-"""Lines: two per epoch, in the words of Keras, and nothing that moves; what `fit(verbose=2)` shows."""
+"""Lines: two per epoch, in the words of Keras.
+
+Users of Keras get them from any `fit`, with a bar below them where something may move.
+`verbose=2` gives them to everybody, and nothing moves.
+"""
 
 from rich.text import Text
 
@@ -8,14 +12,14 @@ from lockstep.callbacks.progress import Progress
 from lockstep.callbacks.screen import Lines as Plain
 
 
-class Lines(Progress):
+class KerasProgress(Progress):
     """An epoch's number, and after it its steps, its time and its numbers.
 
     >>> from types import SimpleNamespace
     >>> from lockstep.callbacks import Chain, History
     >>> history = History(devices=("cpu:0",))
     >>> trainer = SimpleNamespace(opening="1 device (cpu:0)", resumed="", history=history, breakdown=None)
-    >>> chain = Chain([Lines()], trainer, {"epochs": 2, "steps": 782, "batch_size": 64, "examples": 50_000})
+    >>> chain = Chain([KerasProgress()], trainer, {"epochs": 2, "steps": 782, "batch_size": 64, "examples": 50_000})
     >>> chain.on_train_begin()
     1 device (cpu:0)
     >>> chain.on_epoch_begin(0)
@@ -25,11 +29,6 @@ class Lines(Progress):
     >>> chain.on_epoch_end(0, {"loss": 0.4123, "val_loss": 0.5})
     782/782 - 5s - 7ms/step - loss: 0.4123 - val_loss: 0.5000
     """
-
-    def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
-        self._greeted = False
-        self._screen = Plain(self._console)
-        self._greet()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
         super().on_epoch_begin(epoch)
@@ -50,6 +49,15 @@ class Lines(Progress):
         super()._greet()
         if self._greeted and self._epoch is not None:
             self._screen.keep(Text(f"Epoch {self._epoch + 1}/{self.params['epochs']}"))
+
+
+class Lines(KerasProgress):
+    """The same without a bar."""
+
+    def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
+        self._greeted = False
+        self._screen = Plain(self._console)
+        self._greet()
 
 
 def _short(seconds: float) -> str:

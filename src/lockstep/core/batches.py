@@ -98,6 +98,27 @@ def top(batch: Any) -> Any:
     return batch
 
 
+def several(batch: Any) -> Any:
+    """The batch with several inputs or outputs in a list, as Keras's users write them, in a tuple.
+
+    Every array in such a list has all the examples; any other list has an entry for each example.
+
+    >>> several(([np.zeros(4), np.ones(4)], np.ones(4)))[0]
+    (array([0., 0., 0., 0.]), array([1., 1., 1., 1.]))
+    >>> several(([np.zeros(3), np.ones(3)], np.ones(2)))[0]
+    [array([0., 0., 0.]), array([1., 1., 1.])]
+    """
+    lists = [value for value in leaves(batch) if isinstance(value, list) and value and all(map(is_array, value))]
+    arrays = [*(value for value in leaves(batch) if is_array(value)), *(each for value in lists for each in value)]
+    lengths = {int(each.shape[0]) for each in arrays}
+
+    def leaf(value: Any) -> Any:
+        together = any(value is each for each in lists) and len(lengths) == 1 and len(value) not in lengths
+        return tuple(value) if together else value
+
+    return transform(batch, leaf)
+
+
 def inputs(batch: Any) -> Any:
     """What a model is called with: the batch without targets and weights."""
     if isinstance(batch, Rows):

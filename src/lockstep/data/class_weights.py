@@ -40,7 +40,15 @@ class ClassWeights:
             )
         inputs, targets, *own = batch
         found = self._of(_classes(targets))
-        return inputs, targets, found if not own or own[0] is None else found * np.asarray(own[0]).reshape(-1)
+        if not own or own[0] is None:
+            return inputs, targets, found
+        weights = np.asarray(own[0])
+        if weights.size != len(found):
+            raise BatchError(
+                f"Beside class_weight every example has one weight. Got weights of shape {weights.shape} for "
+                f"{len(found)} examples. Give one number for each, or leave class_weight out."
+            )
+        return inputs, targets, found * weights.reshape(-1)
 
     def _of(self, classes: NDArray[np.int64]) -> NDArray[np.float64]:
         places = np.searchsorted(self._classes, classes).clip(max=len(self._classes) - 1)

@@ -12,13 +12,16 @@ import pytest
 TESTS = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_every_test_for_all_backends_passes(backend):
+EVERYWHERE = ["test_everywhere.py", "test_changes.py"]
+
+
+@pytest.mark.parametrize(("backend", "files"), [("jax", EVERYWHERE), ("torch", [*EVERYWHERE, "workers.py"])])
+def test_every_test_for_all_backends_passes(backend, files):
     source = Path(importlib.util.find_spec("lockstep").origin).parents[1]
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": f"{source}:{TESTS}"}
     command = [sys.executable, "-m", "pytest", "-q", "--durations=5", "-p", "no:cacheprovider"]
-    command.append(str(Path(__file__).with_name("test_everywhere.py")))
+    command += [str(Path(__file__).with_name(name)) for name in files]
     done = subprocess.run(command, env=environment, cwd=TESTS.parent, capture_output=True, text=True)
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-4000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 9
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 13

@@ -1,5 +1,7 @@
 """Keras on TensorFlow: what a Keras user expects of training, beside plain Keras."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,17 @@ import tensorflow as tf
 from keras import layers
 
 import lockstep
-from lockstep.errors import ModelError, NonFiniteError, OptimizerError, PlanError
+from lockstep.backends.tensorflow.sources import DatasetSource
+from lockstep.errors import (
+    ArgumentError,
+    BatchError,
+    CallbackError,
+    ExactError,
+    ModelError,
+    NonFiniteError,
+    OptimizerError,
+    PlanError,
+)
 
 # Keras's own arrays, under numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -146,6 +158,65 @@ def test_a_checkpoint_goes_on_to_the_bit(tmp_path):
     whole = fitted(3, tmp_path / "whole")
     fitted(1, tmp_path / "parts")
     assert fitted(3, tmp_path / "parts", devices=3) == whole
+    tf.random.set_seed(None)  # it would be the shuffle's too
+    read = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50, seed=3).batch(16)
+    for given, why in (
+        (tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50).batch(16), r"no seed. Use shuffle\(..., seed=0\)"),
+        (read, r"it was read 4 times already. Make the data set anew"),
+    ):
+        for _ in range(4 * (given is read)):
+            iter(DatasetSource(read, 16).epoch(0))
+        with (
+            lockstep.wrap(made(layers.Dropout(0.3)), devices=1, shards=4) as trainer,
+            pytest.raises(ExactError, match=why),
+        ):
+            trainer.fit(given, epochs=4, checkpoint=str(tmp_path / "parts"), verbose=0)
+
+
+# -- what a Keras user types
+
+
+def test_several_inputs_come_in_a_list():
+    left, right = keras.Input((6,)), keras.Input((6,))
+    model = keras.Model([left, right], layers.Dense(3)(layers.Concatenate()([left, right])))
+    model.compile("sgd", LOSS)
+    with lockstep.wrap(model, devices=1, shards=1) as trainer:
+        history = trainer.fit(([X, X], Y), batch_size=25, validation_data=([X, X], Y), verbose=0)
+        assert trainer.evaluate(([X, X], Y))["loss"] == pytest.approx(history.history["val_loss"][0])
+
+
+def test_a_keras_user_gets_keras_s_lines(capsys):
+    with lockstep.wrap(made(), devices=1, shards=1) as trainer:
+        trainer.fit((X, Y), batch_size=25, epochs=2, verbose="auto")
+    line = r"2/2 - \d+s - \d+(s|ms|us)/step - loss: [\d.]+ - accuracy: [\d.]+\n"
+    assert re.search(rf"\nEpoch 1/2\n{line}Epoch 2/2\n{line}train acc", capsys.readouterr().out)
+
+
+WORDS = {
+    "validation_split": r"fit has no validation_split. Cut the data yourself: .*validation_data=\(x\[-n:\], y\[-n:\]\)",
+    "initial_epoch": r"fit has no initial_epoch. .*checkpoint='run/'; epochs is then the total",
+    "sample_weight": r"fit has no sample_weight. .*\(x, y, weights\)",
+    "y": r"fit has no y. Put inputs and targets into one: \(x, y\)",
+    "steps_per_second": r"fit has no steps_per_second. help\(trainer\.fit\)",
+}
+
+
+def test_words_of_keras_s_own_fit():
+    with lockstep.wrap(made(), devices=1, shards=1) as trainer:
+        for word, message in WORDS.items():
+            with pytest.raises(ArgumentError, match=message):
+                trainer.fit((X, Y), **{word: 1})
+        with pytest.raises(ArgumentError, match=r"predict has no verbose. Leave it out"):
+            trainer.predict(X, verbose=0)
+        with pytest.raises(ArgumentError, match=r"evaluate has no return_dict. Leave it out"):
+            trainer.evaluate((X, Y), return_dict=True)
+        with pytest.raises(CallbackError, match=r"verbose is 0, 1, 2 or 'auto'. Got verbose=3"):
+            trainer.fit((X, Y), verbose=3)
+        with pytest.raises(CallbackError, match=r"callbacks is a list. Got EarlyStopping\(\). Write callbacks=\["):
+            trainer.fit((X, Y), callbacks=keras.callbacks.EarlyStopping())
+        with pytest.raises(BatchError, match=r"Beside class_weight every example has one weight.*shape \(32, 2\)"):
+            trainer.fit((X, Y, np.ones((50, 2))), class_weight=dict.fromkeys(range(3), 1.0), verbose=0)
+        assert trainer.num_steps == 0
 
 
 # -- errors

@@ -145,10 +145,9 @@ class JaxBackend:
         if isinstance(total, Total):
             return total
         vectors = plain(total)
-        lengths = self._fields.lengths
         return Total(
             self._fields.layout,
-            lambda: {dtype: vectors[dtype][:length] for dtype, length in lengths.items()},
+            lambda: {dtype: vectors[dtype][:length] for dtype, length in self._fields.lengths.items()},
             lambda: self.sums(total, self._fields.layout),
         )
 

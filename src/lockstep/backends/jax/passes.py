@@ -81,7 +81,8 @@ class Passes:
         self.reader.begin()
         for row, place in self._places(work):
             run, found = self._replicas.executables.sums(self.shards, place.form, place.examples)
-            started.append((place.shard, self._run(run, row, place, work), found))
+            share = self._replicas.scalar(place.examples / work.num_examples)
+            started.append((place.shard, self._run(run, row, place, work, share), found))
         for shard, values, found in started:
             yield shard, self.reader.read(values, found)
 

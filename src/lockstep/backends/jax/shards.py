@@ -88,10 +88,10 @@ class Shards:
         return gradients, others, sums
 
     def sums(self, form: Form, examples: int, found: Found) -> Callable[..., Any]:
-        """(params, rest, arrays, key) -> sums of one shard, without training."""
+        """(params, rest, arrays, key, fraction) -> sums of one shard, without training."""
 
-        def run(params: Any, rest: Any, arrays: Any, key: Any) -> Any:
-            share = Share(examples, 1.0, alone=False)
+        def run(params: Any, rest: Any, arrays: Any, key: Any, fraction: Any) -> Any:
+            share = Share(examples, fraction, alone=False)
             model = self._model.bind(self._cast(params), rest, keys.made(key), training=False)
             return self._measure(self._term_of(model, form.filled(arrays), share), share, found)
 

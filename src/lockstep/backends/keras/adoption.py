@@ -7,7 +7,9 @@ place in the model itself, so that `trainer.model` is compiled as it was trained
 from dataclasses import replace
 from typing import Any
 
-from lockstep.backends.base import Recipe
+import keras
+
+from lockstep.backends.base import Habits, Recipe
 from lockstep.backends.keras.refusals import check_compiled, check_model
 from lockstep.core.metrics import Metric
 from lockstep.core.objective import Objective
@@ -33,7 +35,16 @@ def adopt(recipe: Recipe) -> Recipe:
                 weighted_metrics=getattr(measures, "_user_weighted_metrics", None),
             )
     check_compiled(model)
-    return replace(recipe, optimizer=model.optimizer, loss=recipe.loss or model.loss, metrics=())
+    loss = recipe.loss or model.loss
+    return replace(recipe, optimizer=model.optimizer, loss=loss, metrics=(), habits=Habits("keras", (Finishing,)))
+
+
+class Finishing(keras.callbacks.Callback):  # type: ignore[misc]  # without stubs it is Any
+    """What Keras's own `fit` ends with: where the optimizer averages weights, these take the place of the last ones."""
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Before any callback of the script hears of the end."""
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
 
 
 def _is_compiled_so(recipe: Recipe, before: Any) -> bool:

@@ -4,15 +4,17 @@ It is written with Keras alone and runs on each of Keras's backends. The variabl
 shard live in a stateless scope: nothing it does is seen by the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
-from lockstep.backends.keras import losses, names
+from lockstep.backends.keras import generators, losses, names
 from lockstep.backends.keras.metrics import Measures, room
-from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, inputs, select
+from lockstep.backends.keras.refusals import check_compiled_once, check_loss
+from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, select
 from lockstep.core.objective import Objective
 from lockstep.errors import BatchError
 
@@ -47,6 +49,7 @@ class _Roles(NamedTuple):
     trained: dict[str, Any]
     kept: dict[str, Any]
     others: dict[str, Any]
+    weights: dict[str, Any]
     generators: list[Any]
 
 
@@ -57,12 +60,14 @@ def _roles(model: Any) -> _Roles:
     trained = set(map(id, model.trainable_variables))
     kept = {id(variable) for layer in layers for variable in layer._non_trainable_variables}
     kept -= trained | of_metrics | set(map(id, generators))
-    apart = trained | kept | of_metrics | set(map(id, generators))
+    apart = kept | of_metrics | set(map(id, generators))
     named = names.of(model, model.variables)
+    weights = {name: variable for name, variable in named.items() if id(variable) not in apart}
     return _Roles(
-        {name: variable for name, variable in named.items() if id(variable) in trained},
+        {name: variable for name, variable in weights.items() if id(variable) in trained},
         {name: variable for name, variable in named.items() if id(variable) in kept},
-        {name: variable for name, variable in named.items() if id(variable) not in apart},
+        {name: variable for name, variable in weights.items() if id(variable) not in trained},
+        weights,
         generators,
     )
 
@@ -75,8 +80,10 @@ class Compiled:
         self.objective = loss if isinstance(loss, Objective) else None
         self.measures = Measures(model)
         self.room = room(model)
+        self._compiled_as = compiled_as(model)
+        self._generator = generators.stand_in()
         self._known: _Roles | None = None
-        self._state: list[Any] = []
+        self.form: tuple[bool, ...] = ()  # what the model looked like at the last look
 
     # -- variables
 
@@ -92,9 +99,13 @@ class Compiled:
         """Frozen weights, by name."""
         return self._roles.others
 
+    def weights(self) -> dict[str, Any]:
+        """Those that are trained and those that are frozen, in an order that does not depend on which they are."""
+        return self._roles.weights
+
     def generators(self) -> list[Any]:
-        """The states of the seed generators."""
-        return self._roles.generators
+        """The states of the seed generators: the layers' own, and the one for draws without any."""
+        return self._roles.generators + ([] if self._generator is None else [self._generator.state])
 
     @property
     def _roles(self) -> "_Roles":
@@ -103,19 +114,38 @@ class Compiled:
             assert self._known is not None
         return self._known
 
+    def trainable(self) -> list[bool]:
+        """Whether each layer and each variable is to be trained: a layer may compute otherwise where it is not."""
+        return [each.trainable for each in self._thawable()]
+
+    def set_trainable(self, flags: Sequence[bool]) -> None:
+        """Freezes and thaws as another process has; a layer's flag passes to its own layers, so these come after."""
+        for each, flag in zip(self._thawable(), flags, strict=True):
+            if each.trainable != flag:
+                each.trainable = flag
+
+    def _thawable(self) -> list[Any]:
+        layers = self.model._flatten_layers(include_self=True, recursive=True)
+        return [*layers, *(variable for layer in layers for variable in layer._trainable_variables)]
+
     def look(self) -> None:
         """Works out anew what each variable is to training, where a layer was frozen, thawed or built."""
-        model = self.model
-        state = [*map(id, model.trainable_variables), model.built]
-        if self._known is None or state != self._state:
-            self._known, self._state = _roles(model), state
+        check_compiled_once(self._compiled_as, compiled_as(self.model))
+        form = (self.model.built, *self.trainable())
+        if self._known is None or form != self.form:
+            self._known, self.form = _roles(self.model), form
 
     # -- one shard
 
-    def build(self, piece: Any) -> None:
+    @property
+    def waits(self) -> bool:
+        """Whether the model's variables, or the optimizer's, are still to be made."""
+        return not (self.model.built and self.model.optimizer.built)
+
+    def build(self, inputs: Any) -> None:
         """Makes the variables of a model that waits for its first examples, and looks at what they are."""
         if not self.model.built:
-            self.model(select(inputs(piece), slice(0, PROBE)))
+            self.model(select(inputs, slice(0, PROBE)))
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
         self.look()
@@ -126,6 +156,7 @@ class Compiled:
             few, targets, weights = parts(select(batch, slice(0, PROBE)))
             with keras.StatelessScope(collect_losses=True):
                 outputs = self._call(few, training=False)
+                check_loss(self.model, targets)
                 self.model._clear_losses()
             self.measures.build(*(_tensors(each) for each in (targets, outputs, weights)))
 
@@ -134,6 +165,7 @@ class Compiled:
         x, y, weights = parts(batch)
         with self.scope(values, self.measures.variables) as scope:
             outputs = self._call(x, training)
+            check_loss(self.model, y)
             value = self.model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=training)
             extra = sum((ops.sum(each) for each in self.model.losses), start=0.0)
             self.model._clear_losses()
@@ -153,7 +185,8 @@ class Compiled:
             self.model._clear_losses()
         return outputs, self.after(scope)
 
-    def scope(self, values: Values, zeros: Sequence[Any] = ()) -> Any:
+    @contextmanager
+    def scope(self, values: Values, zeros: Sequence[Any] = ()) -> Iterator[Any]:
         """A scope in which these values stand in for the variables."""
         mapping = [
             *zip(self.trained().values(), values.trained, strict=True),
@@ -162,7 +195,11 @@ class Compiled:
             *zip(self.others().values(), values.others, strict=bool(values.others)),
             *((variable, ops.zeros(variable.shape, variable.dtype)) for variable in zeros),
         ]
-        return keras.StatelessScope(state_mapping=mapping, collect_losses=True)
+        with (
+            generators.drawing_from(self._generator),
+            keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope,
+        ):
+            yield scope
 
     def after(self, scope: Any) -> list[Any]:
         """The running statistics at the end of a scope."""
@@ -170,6 +207,11 @@ class Compiled:
 
     def _call(self, x: Any, training: bool) -> Any:
         return self.model(x, training=training) if self.model._call_has_training_arg else self.model(x)
+
+
+def compiled_as(model: Any) -> tuple[Any, ...]:
+    """What `compile` has put into the model."""
+    return model.optimizer, model._compile_loss, model._compile_metrics
 
 
 def parts(batch: Any) -> tuple[Any, Any, Any]:

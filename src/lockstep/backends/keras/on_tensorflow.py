@@ -1,16 +1,20 @@
 """Keras on TensorFlow: the compiled model as a program of the TensorFlow backend."""
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from lockstep.backends.base import Backend, Recipe
+from lockstep.backends.base import Array, Backend, Recipe, Work
 from lockstep.backends.keras import losses, pickling, sources
 from lockstep.backends.keras.compiled import Compiled, Outcome, Values
+from lockstep.backends.keras.refusals import RESTORED, check_built
 from lockstep.backends.tensorflow import TensorflowBackend, refusals
 from lockstep.backends.tensorflow import losses as weighing
 from lockstep.backends.tensorflow import metrics as measuring
 from lockstep.backends.tensorflow.program import Copy, Share, Term
+from lockstep.core.batches import inputs
+from lockstep.core.layout import Layout
 
 
 def open(recipe: Recipe, devices: Any) -> Backend:
@@ -21,6 +25,25 @@ def open(recipe: Recipe, devices: Any) -> Backend:
 
 class KerasOnTensorflow(TensorflowBackend):
     """Replicas of a Keras model on the devices of this process."""
+
+    def __init__(self, program: "Program", recipe: Recipe, devices: Sequence[str]) -> None:
+        super().__init__(program, recipe, devices)
+        self._keras = program
+
+    def layout(self, phase: str) -> Layout:
+        """The layout; it comes before a step, whose piece is a batch."""
+        self._keras.start(inputs)
+        return super().layout(phase)
+
+    def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
+        """The outputs; here a piece is what the model is called with."""
+        self._keras.start(lambda piece: piece)
+        yield from super().forward(work)
+
+    def load(self, saved: Mapping[str, Array]) -> None:
+        """Takes over a whole state, where there are variables for it."""
+        check_built(self._keras.model, RESTORED)
+        super().load(saved)
 
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
         """A source for the data containers that Keras takes."""
@@ -35,6 +58,7 @@ class Program:
         self._compiled = Compiled(recipe.model, recipe.loss)
         self.optimizer = refusals.check_optimizer(recipe.optimizer)
         self.room = self._compiled.room + (measuring.ROOM if self._compiled.objective else 0)
+        self._piece: Any = None
         if recipe.model.built and not self.optimizer.built:
             self.optimizer.build(recipe.model.trainable_variables)
 
@@ -42,6 +66,11 @@ class Program:
     def num_seeds(self) -> int:
         """One for every seed generator."""
         return len(self._compiled.generators())
+
+    @property
+    def form(self) -> tuple[bool, ...]:
+        """Which layers are frozen: one may compute otherwise then, and need not have variables that show it."""
+        return self._compiled.form
 
     def trained(self) -> dict[str, Any]:
         """The model's trainable variables."""
@@ -55,12 +84,24 @@ class Program:
         """Frozen weights."""
         return self._compiled.others()
 
+    @property
+    def model(self) -> Any:
+        """The Keras model."""
+        return self._compiled.model
+
     def build(self, piece: Any) -> None:
-        """Makes the variables of a model that waits for its first examples."""
-        self._compiled.build(piece)
+        """Looks at the model; one that waits for its first examples has them now."""
+        self._piece = piece if self._compiled.waits else None
+        self._compiled.look()
+
+    def start(self, inputs: Callable[[Any], Any]) -> None:
+        """Makes the variables of a model that waits for its first examples; `inputs` takes these from a piece."""
+        if self._compiled.waits and self._piece is not None:
+            self._compiled.build(inputs(self._piece))
 
     def prepare(self, batch: Any) -> None:
         """Lets Keras build losses and metrics."""
+        self.start(inputs)
         self._compiled.prepare(batch)
 
     def term(self, own: Copy, batch: Any, share: Share, seeds: Any, training: bool) -> Term:

@@ -6,6 +6,7 @@ what the model computes with.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +15,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from lockstep.backends.base import Array, Backend, Recipe, State
+from lockstep.backends.base import Array, Backend, Node, Recipe, State, Work
 from lockstep.backends.keras import losses, pickling, sources
 from lockstep.backends.keras.compiled import Compiled, Values
-from lockstep.backends.keras.refusals import check_scale
+from lockstep.backends.keras.refusals import check_built, check_precision, check_scale
 from lockstep.backends.keras.slots import Slots
+from lockstep.backends.torch import generators
 from lockstep.backends.torch.backend import TorchBackend
 from lockstep.backends.torch.losses import Share, Term
 from lockstep.backends.torch.shards import CUSTOM_SUMS
 from lockstep.core.metrics import Column, Metric
-from lockstep.errors import ModelError
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
@@ -39,8 +40,7 @@ class Net(nn.Module):
     def __init__(self, compiled: Compiled) -> None:
         super().__init__()
         self._compiled = compiled
-        weights = {**compiled.trained(), **compiled.others()}
-        self.variables = {name.replace(".", "_"): variable for name, variable in weights.items()}
+        self.variables = {name.replace(".", "_"): variable for name, variable in compiled.weights().items()}
         for name, variable in self.variables.items():
             self.register_parameter(name, variable.value)
         for name, variable in compiled.kept().items():
@@ -78,12 +78,8 @@ class KerasOnTorch(TorchBackend):
     """One replica of a Keras model."""
 
     def __init__(self, recipe: Recipe, device: str) -> None:
-        if recipe.options.precision is not None or not recipe.model.built:
-            raise ModelError(
-                "On PyTorch a Keras model is built when it is wrapped, and its precision is the layers' own. "
-                f"Got precision={recipe.options.precision!r}, built={recipe.model.built}. Begin the model with "
-                "keras.Input(shape), and use keras.mixed_precision.set_global_policy."
-            )
+        check_precision(recipe)
+        check_built(recipe.model, "when it is wrapped, on PyTorch")
         compiled = Compiled(recipe.model, recipe.loss)
         if not recipe.optimizer.built:
             recipe.optimizer.build(recipe.model.trainable_variables)
@@ -95,15 +91,22 @@ class KerasOnTorch(TorchBackend):
         self._outer = recipe
         self._compiled = compiled
         self._slots = Slots(compiled, recipe.optimizer)
+        self._seen: list[tuple[int, int]] = []
         self._prepared = False
         if compiled.objective is None:
             self._shards._term = self._term
+
+    def computing(self, work: Work) -> AbstractContextManager[None]:
+        """As torch's, with the model as the script has it now."""
+        self._compiled.look()
+        return super().computing(work)
 
     def _term(self, net: Any, batch: Any, share: Share) -> Term:
         """The loss of one shard, its metrics, and its running statistics in the module's buffers."""
         compiled = self._compiled
         if not self._prepared:
-            compiled.prepare(batch)
+            with generators.borrowed(self._device):  # or the first shard of each process would draw other numbers
+                compiled.prepare(batch)
             self._prepared = True
         values = net.values()
         outcome = compiled.run(values, batch, net.training)
@@ -157,13 +160,30 @@ class KerasOnTorch(TorchBackend):
         self._slots.set_numbers(numbers)
 
     def controls(self) -> Any:
-        """Torch's, and the Keras optimizer's numbers."""
-        return {**super().controls(), "numbers": self.numbers()}
+        """Torch's, the Keras optimizer's numbers, and what is frozen: a layer may compute otherwise then."""
+        return {**super().controls(), "numbers": self.numbers(), "trainable": self._compiled.trainable()}
 
     def turn(self, controls: Any) -> None:
         """Takes over the script's."""
         super().turn(controls)
         self.set_numbers(controls["numbers"])
+        self._compiled.set_trainable(controls["trainable"])
+
+    def touched(self) -> bool:
+        """Whether the script wrote to the model or to the optimizer's variables, which torch's optimizer knows not."""
+        seen, self._seen = self._seen, self._marks()
+        return super().touched() or (bool(seen) and seen != self._seen)
+
+    def update(self, total: Node, work: Work) -> None:
+        """As torch's; what the step itself has written counts as seen, where somebody asks."""
+        super().update(total, work)
+        if self._seen:
+            self._seen = self._marks()
+
+    def _marks(self) -> list[tuple[int, int]]:
+        """Torch's counters of writes, and where the variables lie."""
+        values = [variable.value for variable in self._slots.variables().values()]
+        return [(value._version, value.data_ptr()) for value in values]
 
     def host(self, value: Any) -> Any:
         """A tensor or a Keras variable as numpy."""

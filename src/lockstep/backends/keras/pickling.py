@@ -1,43 +1,43 @@
 """Pickling: a compiled model in one piece, as its configuration and its numbers.
 
-Keras's own pickle goes through a file format that forgets a loss's dtype and knows no
-lambda. Here layers travel as configurations, with those classes that are not Keras's
-own; losses and metrics travel as the objects they are.
+Keras's own pickle goes through a file format that forgets a loss's dtype and finds nothing
+that is not registered. Here layers travel as configurations, with what is the script's own in
+them; losses, metrics and learning-rate schedules travel as the objects they are.
 """
 
-import copyreg
-import io
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import cloudpickle
 import keras
+from keras.src.utils import tracking
 
+from lockstep.backends import pickling
 from lockstep.backends.base import Recipe
+from lockstep.backends.keras import customs
 from lockstep.errors import ModelError
+
+_REDUCTIONS: dict[type, pickling.Reduction] = {
+    keras.losses.Loss: pickling.by_attributes,
+    keras.metrics.Metric: pickling.by_attributes,
+    tracking.TrackedList: lambda value: (list, (list(value),)),  # they tell a tracker, which is not there yet
+    tracking.TrackedDict: lambda value: (dict, (dict(value),)),
+    tracking.TrackedSet: lambda value: (set, (list(value),)),
+}
 
 
 def dump(recipe: Recipe) -> bytes:
     """One pickle of the recipe."""
-    buffer = io.BytesIO()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _Pickler(buffer).dump(Packed(recipe))
+            return pickling.dump(Packed(recipe), _REDUCTIONS)
     except Exception as error:
         raise ModelError(
             f"A worker process gets the model by its configuration. {recipe.model.name!r} cannot travel: {error}. "
             "Give its classes a get_config, or use devices=1."
         ) from error
-    return buffer.getvalue()
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without stubs it is Any
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, keras.losses.Loss):
-            return copyreg.__newobj__, (type(value),), vars(value)  # type: ignore[attr-defined]  # pickle's own
-        return super().reducer_override(value)
 
 
 class Packed:
@@ -49,9 +49,20 @@ class Packed:
     def __reduce__(self) -> tuple[Any, ...]:
         """How to make the recipe of its parts."""
         model, optimizer = self._recipe.model, self._recipe.optimizer
-        config = keras.saving.serialize_keras_object(model) | {"compile_config": None}
-        kinds = {type(layer) for layer in model._flatten_layers(include_self=True, recursive=True)}
-        custom = {kind.__name__: kind for kind in kinds if not kind.__module__.startswith("keras.")}
+        with customs.collected() as carried:
+            config, settings = keras.saving.serialize_keras_object(model.get_config()), _settings(optimizer)
+        variables = model.variables
+        made = _Made(
+            type(model),
+            config,
+            model.get_build_config(),
+            [layer.name for layer in _layers(model)],
+            [variable.path for variable in variables],
+            _values(variables),
+        )
+        places = {id(variable): place for place, variable in enumerate(variables)}
+        built = [places[id(variable)] for variable in optimizer._trainable_variables]
+        stepping = _Stepping(type(optimizer), settings, built, _values(optimizer.variables))
         loss, metrics = model._compile_loss, model._compile_metrics
         compiled = {
             "loss": getattr(loss, "_user_loss", None),
@@ -59,26 +70,66 @@ class Packed:
             "metrics": getattr(metrics, "_user_metrics", None),
             "weighted_metrics": getattr(metrics, "_user_weighted_metrics", None),
         }
-        return _unpacked, (
-            replace(self._recipe, model=None, optimizer=None),
-            (config, custom, [variable.numpy() for variable in model.variables]),
-            (type(optimizer), optimizer.get_config(), [variable.numpy() for variable in optimizer.variables]),
-            compiled,
-        )
+        return _unpacked, (replace(self._recipe, model=None, optimizer=None), carried, made, stepping, compiled)
 
 
-def _unpacked(recipe: Recipe, layers: Any, stepping: Any, compiled: Any) -> Recipe:
-    config, custom, values = layers
-    model = keras.saving.deserialize_keras_object(config, custom_objects=custom, safe_mode=False)
-    _fill(model.variables, values)
-    kind, settings, slots = stepping
-    optimizer = kind.from_config(settings)
-    optimizer.build(model.trainable_variables)
-    _fill(optimizer.variables, slots)
+class _Made(NamedTuple):
+    """How a model is made, and what its layers and variables are called: that follows from where Keras makes them."""
+
+    kind: Any
+    config: Any
+    building: Any
+    names: Sequence[str]
+    paths: Sequence[str]
+    values: Sequence[Any]
+
+
+class _Stepping(NamedTuple):
+    """How an optimizer is made, and for which of the model's variables; some may be frozen since."""
+
+    kind: Any
+    settings: dict[str, Any]
+    built: Sequence[int]
+    values: Sequence[Any]
+
+
+def _unpacked(recipe: Recipe, carried: customs.Customs, made: _Made, stepping: _Stepping, compiled: Any) -> Recipe:
+    with customs.known(carried):
+        model = made.kind.from_config(made.config)
+        if made.building and not model.built:
+            model.build_from_config(made.building)
+            model.built = True
+        optimizer = stepping.kind.from_config(stepping.settings)
+    for layer, name in zip(_layers(model), made.names, strict=True):
+        layer.name = name
+    variables = model.variables
+    for variable, path in zip(variables, made.paths, strict=True):
+        variable._path = path
+    _fill(variables, made.values)
+    optimizer.build([variables[place] for place in stepping.built])
+    _fill(optimizer.variables, stepping.values)
     model.compile(optimizer, **compiled)
     return replace(recipe, model=model, optimizer=model.optimizer)
 
 
-def _fill(variables: Any, values: Any) -> None:
+def _settings(optimizer: Any) -> dict[str, Any]:
+    """What the optimizer was made with; a schedule as it is, for those of scripts often have no configuration."""
+    schedule = getattr(optimizer, "_learning_rate", None)
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return dict(optimizer.get_config())
+    plain = object.__new__(type(optimizer))
+    vars(plain).update(vars(optimizer), _learning_rate=0.0)
+    return {**plain.get_config(), "learning_rate": schedule}
+
+
+def _layers(model: Any) -> list[Any]:
+    return list(model._flatten_layers(include_self=True, recursive=True))
+
+
+def _values(variables: Sequence[Any]) -> list[Any]:
+    return [variable.numpy() for variable in variables]
+
+
+def _fill(variables: Sequence[Any], values: Sequence[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

@@ -1,17 +1,36 @@
 """Refusals: what of Keras cannot be trained in parallel as it is, with the line to change."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from lockstep.backends.base import Recipe
-from lockstep.errors import ModelError, OptimizerError
+from lockstep.errors import BatchError, ModelError, OptimizerError
 
 _HOMES = {"tensorflow": "tensorflow", "torch": "torch", "jaxlib": "jax", "jax": "jax"}
 
 
+_OWN_LOSS = (
+    "Put the loss into compute_loss, or into an objective: lockstep.wrap(model, optimizer, lockstep.objective(f))."
+)
+_STEPS = {
+    "train_step": ("Lockstep makes the step.", _OWN_LOSS),
+    "test_step": ("Lockstep makes the step.", _OWN_LOSS),
+    "predict_step": (
+        "trainer.predict calls the model.",
+        "Put that into call, or do it with what trainer.predict gives.",
+    ),
+    "compute_metrics": (
+        "Metrics come from compile, for their sums go through the tree.",
+        "Use compile(metrics=[...]), or return values from an objective: return loss, {'name': value}.",
+    ),
+}
+RESTORED = "when it takes over a state"
+
+
 def check_model(model: Any) -> None:
-    """Refuses a model with a step of its own, or of another backend than the one in use."""
+    """Refuses a model with a step or metrics of its own, or of another backend than the one in use."""
     here = keras.config.backend()
     home = _home(model)
     if home != here:
@@ -19,12 +38,16 @@ def check_model(model: Any) -> None:
             f"A model computes with the backend it was built on. Got one of {home}, and Keras now runs on {here}. "
             "Choose KERAS_BACKEND before the first import of keras, and build the model then."
         )
-    for method in ("train_step", "test_step"):
+    for method, (rule, instead) in _STEPS.items():
         if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise ModelError(
-                f"Lockstep makes the step. Got a model with a {method} of its own. Put the loss into compute_loss, or "
-                "into an objective: lockstep.wrap(model, optimizer, lockstep.objective(f))."
-            )
+            raise ModelError(f"{rule} Got a model with a {method} of its own. {instead}")
+    layers = model._flatten_layers(include_self=True, recursive=True)
+    for metric in (metric for layer in layers for metric in layer._metrics):
+        raise ModelError(
+            "Metrics come from compile, for their sums go through the tree. "
+            f"Got {metric.name!r}, which the model keeps itself. Use compile(metrics=[...]), or return its value from "
+            f"an objective: return loss, {{{metric.name!r}: value}}."
+        )
 
 
 def check_compiled(model: Any) -> None:
@@ -36,12 +59,42 @@ def check_compiled(model: Any) -> None:
         )
 
 
-def check_for_jax(recipe: Recipe) -> None:
-    """Refuses what needs a loss scale, or a precision for the whole step."""
-    check_scale(recipe.optimizer)
+def check_loss(model: Any, targets: Any) -> None:
+    """Refuses a model, called just now, that gives nothing to minimize, and a loss that has nothing to compare with."""
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        return
+    if model._compile_loss is None and not model.losses:
+        raise ModelError(
+            f"Training needs a loss. Got {model.name!r}, which was compiled without one and adds none itself. "
+            "Use model.compile(optimizer, loss)."
+        )
+    if model._compile_loss is not None and targets is None:
+        raise BatchError("A loss compares outputs with targets. Got a batch of inputs alone. Give (inputs, targets).")
+
+
+def check_compiled_once(before: Sequence[Any], now: Sequence[Any]) -> None:
+    """Refuses a model that was compiled again: its trainer has the optimizer, loss and metrics of before."""
+    if any(one is not other for one, other in zip(before, now, strict=True)):
+        raise ModelError(
+            "A trainer goes on with the optimizer, loss and metrics that its model had when it was wrapped. Got a "
+            "model that was compiled again since. Call lockstep.wrap(model) again."
+        )
+
+
+def check_built(model: Any, when: str) -> None:
+    """Refuses a model without variables where they are needed."""
+    if not model.built:
+        raise ModelError(
+            f"A model has its variables {when}. Got {model.name!r}, which waits for its first batch. Begin it with "
+            "keras.Input(shape), or call it on an example before lockstep.wrap: model(x[:1])."
+        )
+
+
+def check_precision(recipe: Recipe) -> None:
+    """Refuses a precision for the whole step."""
     if recipe.options.precision is not None:
         raise ModelError(
-            f"On JAX a model's precision is the layers' own. Got precision={recipe.options.precision!r}. "
+            f"A Keras model's precision is the layers' own. Got precision={recipe.options.precision!r}. "
             "Use keras.mixed_precision.set_global_policy('mixed_bfloat16') before the model is made."
         )
 

@@ -1,4 +1,4 @@
-"""Slots: a Keras optimizer's variables by name, and its plain numbers."""
+"""Slots: the variables of a model's optimizer as part of its state, on whatever Keras runs on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from lockstep.backends import slots
 from lockstep.backends.base import Array, State
 from lockstep.backends.keras.compiled import Compiled
 from lockstep.errors import StateError
-
-_NUMBERS = (bool, int, float)
 
 
 class Slots:
@@ -22,16 +21,8 @@ class Slots:
 
     def variables(self) -> dict[str, Any]:
         """The optimizer's variables: those of a weight under its name, with their own."""
-        weights = {**self._compiled.trained(), **self._compiled.others()}
-        flat = {variable.path.replace("/", "_"): name for name, variable in weights.items()}
-        result: dict[str, Any] = {}
-        for variable in self._optimizer.variables:
-            if variable.name != "learning_rate":
-                name = _named(variable.name, flat)
-                result[f"optimizer.{name}.{len(result)}" if f"optimizer.{name}" in result else f"optimizer.{name}"] = (
-                    variable
-                )
-        return result
+        found = slots.of(self._optimizer, self._compiled.weights())
+        return {f"optimizer.{name}": variable for name, variable in found.items()}
 
     def read(self) -> State:
         """A copy of each."""
@@ -59,30 +50,12 @@ class Slots:
 
     def numbers(self) -> list[dict[str, Any]]:
         """One group: the learning rate, and every number that the optimizer was made with."""
-        return [{"lr": self._rate(), **self.constants()}]
+        return slots.numbers(self._optimizer)
 
     def constants(self) -> dict[str, Any]:
         """The numbers that a traced update holds as constants."""
-        return {
-            name: value
-            for name, value in vars(self._optimizer).items()
-            if not name.startswith("_") and name != "built" and (type(value) in _NUMBERS or value is None)
-        }
+        return slots.constants(self._optimizer)
 
     def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
         """Writes them; a schedule keeps its say over the learning rate."""
-        for name, value in numbers[0].items():
-            if name != "lr":
-                setattr(self._optimizer, name, value)
-            elif value != self._rate():
-                self._optimizer.learning_rate = value
-
-    def _rate(self) -> float:
-        return float(ops.convert_to_numpy(self._optimizer.learning_rate))
-
-
-def _named(name: str, flat: Mapping[str, str]) -> str:
-    for prefix in sorted(flat, key=len, reverse=True):
-        if name.startswith(f"{prefix}_"):
-            return f"{flat[prefix]}.{name[len(prefix) + 1 :]}"
-    return name
+        slots.set_numbers(self._optimizer, numbers)

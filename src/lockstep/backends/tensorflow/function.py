@@ -24,6 +24,7 @@ class Function:
     """A function and its variables."""
 
     num_seeds = 1
+    form = ()
 
     def __init__(self, recipe: Recipe) -> None:
         check_function(recipe)

@@ -4,15 +4,13 @@ A Keras optimizer does not survive a pickle with slots in it. So its configurati
 travels, and its variables are made anew from those of the model that comes along.
 """
 
-import copyreg
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 import tensorflow as tf
 
+from lockstep.backends import pickling
 from lockstep.backends.base import Recipe
 from lockstep.errors import ModelError
 
@@ -23,23 +21,12 @@ def dump(recipe: Recipe, trained: Callable[[Any], Sequence[Any]]) -> bytes:
     values = [variable.numpy() for variable in optimizer.variables]
     packed = Packed(replace(recipe, optimizer=None), type(optimizer), optimizer.get_config(), values, trained)
     try:
-        buffer = io.BytesIO()
-        _Pickler(buffer).dump(packed)
+        return pickling.dump(packed, {tf.keras.losses.Loss: pickling.by_attributes})  # its own pickle forgets its dtype
     except Exception as error:
         raise ModelError(
             f"Another process gets the model by pickle, and this one cannot be pickled: {error}. "
             "Leave out what cannot travel."
         ) from error
-    return buffer.getvalue()
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without stubs it is Any
-    """Keras's own pickle of a loss forgets its dtype."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, tf.keras.losses.Loss):
-            return copyreg.__newobj__, (type(value),), vars(value)  # type: ignore[attr-defined]  # pickle's own
-        return super().reducer_override(value)
 
 
 class Packed:

@@ -4,7 +4,7 @@ A program never writes to a variable. What a shard makes of running statistics i
 gives back, and the same program serves every replica: the variables are handed in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -53,6 +53,10 @@ class Program(Protocol):
     @property
     def num_seeds(self) -> int:
         """How many seeds a shard draws from."""
+
+    @property
+    def form(self) -> Hashable:
+        """What a trace holds beside the shapes and the variables: which layers are frozen, say."""
 
     def trained(self) -> dict[str, Any]:
         """The script's own variables that the next update may change, by name."""

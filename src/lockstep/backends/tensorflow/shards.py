@@ -112,7 +112,8 @@ class Shards:
         tensors = [_tensor(value) for value in leaves(piece) if not _static(value)]
         drawn, part = self._seeds(work, shard), examples / work.num_examples
         variables = len(own.trained), *map(id, own.all)
-        key = body.__name__, alone, variables, self._program.room, repr(transform(piece, _signature))
+        program = self._program.room, self._program.form
+        key = body.__name__, alone, variables, program, repr(transform(piece, _signature))
         if key not in self._traces:
             columns: list[Column] = []
 

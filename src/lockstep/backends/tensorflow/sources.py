@@ -57,12 +57,14 @@ class DatasetSource:
     def _advance(self, index: int, start: int) -> None:
         """Brings a data set that reshuffles to its epoch: it has another order for each of its readers, in turn."""
         readers = _readers.get(self._whole, 0)
-        skips = index > readers or bool(start)
-        if (index or start) and (readers > index or (skips and not all(map(_seeded, self._shuffles)))):
+        seeded = all(map(_seeded, self._shuffles))
+        if (index or start) and (readers > index or (not seeded and (index > readers or start))):
+            why, instead = f"it was read {readers} times already", "Make the data set anew for each fit"
+            if not seeded:
+                why, instead = "its shuffle has no seed", "Use shuffle(..., seed=0)"
             raise ExactError(
                 f"A data set that shuffles has another order for each of its readers. Epoch {index + 1}"
-                f"{f' from batch {start}' if start else ''} cannot be had again: it has no seed, or was read "
-                f"{readers} times. Use shuffle(..., seed=0), one data set for training alone, or lockstep.data."
+                f"{f' from batch {start}' if start else ''} cannot be had again: {why}. {instead}, or lockstep.data."
             )
         for _ in range(index - readers):
             iter(self._data)

@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from lockstep.backends import slots
 from lockstep.backends.base import Node
 from lockstep.backends.tensorflow.program import Program
 from lockstep.core.layout import Field, Layout
-from lockstep.errors import StateError
-
-_NUMBERS = (bool, int, float)
 
 
 class Used(NamedTuple):
@@ -75,58 +73,18 @@ class Stepping:
 
     # -- plain numbers
 
-    def rate(self) -> float:
-        """The learning rate of the next step."""
-        return float(self._optimizer.learning_rate)
-
     def numbers(self) -> list[dict[str, Any]]:
         """One group: the learning rate, and every number that the optimizer was made with."""
-        return [{"lr": self.rate(), **self._constants()}]
+        return slots.numbers(self._optimizer)
 
     def _constants(self) -> dict[str, Any]:
         """The numbers that a traced update holds as constants."""
-        return {
-            name: value
-            for name, value in vars(self._optimizer).items()
-            if not name.startswith("_") and name != "built" and (type(value) in _NUMBERS or value is None)
-        }
+        return slots.constants(self._optimizer)
 
     def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
         """Writes them; a schedule keeps its say over the learning rate."""
-        if len(numbers) != 1:
-            raise StateError(
-                f"A Keras optimizer has one group of parameters. Got numbers for {len(numbers)}. Give one."
-            )
-        for name, value in numbers[0].items():
-            if name != "lr":
-                setattr(self._optimizer, name, value)
-            elif value != self.rate():
-                self._optimizer.learning_rate = value
+        slots.set_numbers(self._optimizer, numbers)
 
     def slots(self) -> dict[str, Any]:
         """The optimizer's variables by name, less the learning rate, which is a plain number."""
-        references: dict[str, list[str]] = {}
-        for name, variable in {**self._program.trained(), **self._program.others()}.items():
-            references.setdefault(_flat(variable), []).append(name)
-        seen: dict[str, int] = {}
-        result = {}
-        for variable in self._optimizer.variables:
-            if variable.name == "learning_rate":
-                continue
-            number = seen[variable.name] = seen.get(variable.name, -1) + 1
-            result[_slot(variable.name, number, references)] = variable
-        return result
-
-
-def _flat(variable: Any) -> str:
-    """A variable's name as Keras makes it the beginning of its slots' names."""
-    path = variable.path if hasattr(variable, "path") else variable.name
-    return str(path).replace("/", "_").replace(":", "_")
-
-
-def _slot(name: str, number: int, references: Mapping[str, Sequence[str]]) -> str:
-    """The slot's name: its variable's and its own."""
-    for flat in sorted(references, key=len, reverse=True):
-        if name.startswith(f"{flat}_") and number < len(references[flat]):
-            return f"{references[flat][number]}.{name[len(flat) + 1 :]}"
-    return f"{name}.{number}" if number else name
+        return slots.of(self._optimizer, {**self._program.trained(), **self._program.others()})

@@ -14,5 +14,6 @@ from lockstep.backends.keras.on_jax.backend import KerasOnJax
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
     """The JAX backend over the model."""
-    refusals.check_for_jax(recipe)
+    refusals.check_scale(recipe.optimizer)
+    refusals.check_precision(recipe)
     return KerasOnJax(recipe, devices)

@@ -15,7 +15,9 @@ from lockstep.backends.keras import pickling, sources
 from lockstep.backends.keras.compiled import Compiled, parts
 from lockstep.backends.keras.on_jax.net import Net
 from lockstep.backends.keras.on_jax.shards import KerasShards
-from lockstep.backends.keras.on_jax.stepper import RATE, Stepper
+from lockstep.backends.keras.on_jax.stepper import Stepper
+from lockstep.backends.keras.refusals import RESTORED, check_built
+from lockstep.backends.slots import RATE
 from lockstep.core.metrics import Sums
 
 
@@ -62,6 +64,7 @@ class KerasOnJax(JaxBackend):
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state; the learning rate stays."""
+        check_built(self._compiled.model, RESTORED)
         own = super().state()
         super().load({**state, **{name: own[name] for name in own if name == f"optimizer.{RATE}"}})
 

@@ -40,7 +40,7 @@ class Net:
 
     def start(self, inputs: Any, key: Any) -> None:
         """Makes the variables of a model that waits for its first examples."""
-        self._compiled.build((jax.tree.map(np.asarray, inputs), None))
+        self._compiled.build(jax.tree.map(np.asarray, inputs))
         self._read()
 
     def publish(self, params: Any, rest: Any) -> None:
@@ -70,15 +70,11 @@ class Net:
                 "On JAX a model trains the layers that it was wrapped with. Some were frozen or thawed since. "
                 "Call lockstep.wrap again after changing `trainable`."
             )
-        return tuple(Slots(self._compiled, self._compiled.model.optimizer).constants().items())
+        numbers = Slots(self._compiled, self._compiled.model.optimizer).constants()
+        return (*numbers.items(), *self._compiled.form)
 
     def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
-        """The variables; a model that waits for its first examples has none to fill."""
-        if self.params is None:
-            raise ModelError(
-                "On JAX a state goes into a model that has its variables. Got one that waits for its first batch. "
-                "Begin the model with keras.Input(shape)."
-            )
+        """The variables, which are there: others are refused before."""
         return self.params, self.rest
 
 

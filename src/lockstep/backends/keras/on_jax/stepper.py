@@ -8,8 +8,7 @@ import keras
 from lockstep.backends.jax.optimizers import Optimizer
 from lockstep.backends.keras.compiled import Compiled
 from lockstep.backends.keras.slots import Slots
-
-RATE = "learning_rate"
+from lockstep.backends.slots import RATE
 
 
 class Stepper(Optimizer):
@@ -53,6 +52,8 @@ class Stepper(Optimizer):
 
     def changed(self) -> bool:
         """Whether the script has put other arrays there; takes them over."""
+        if self.state is None:
+            return False
         if all(one is other for one, other in zip(self._held(), self._published, strict=True)):
             return False
         self.state = None
@@ -66,6 +67,10 @@ class Stepper(Optimizer):
     def numbers(self) -> list[dict[str, Any]]:
         """The numbers that the optimizer was made with."""
         return self._slots.numbers()
+
+    def want(self, numbers: Sequence[Mapping[str, Any]]) -> None:
+        """Writes them into the optimizer, which holds them until the first batch."""
+        self._slots.set_numbers(numbers)
 
     def with_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> Any:
         """Writes them into the optimizer; the state then is the one with them."""

@@ -1,0 +1,159 @@
+"""What a script does to a model beside training it, on whatever Keras runs on; `test_others.py` runs this file too."""
+
+from itertools import pairwise
+
+import h5py  # noqa: F401  # Keras imports both while it works, and they set variables of the process
+import keras
+import numpy as np
+import pytest
+import tensorflow  # noqa: F401
+from keras import layers
+
+import lockstep
+from lockstep.errors import BatchError, ModelError
+
+# Keras's own arrays, under numpy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+GENERATOR = np.random.Generator(np.random.PCG64(8))
+X = GENERATOR.standard_normal((40, 6)).astype("float32")
+Y = GENERATOR.integers(0, 3, 40)
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+BACKEND = keras.config.backend()
+
+
+def made(*middle, rate=0.1):
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((6,)), *middle, layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(rate), LOSS)
+    return model
+
+
+def test_a_layer_without_weights_is_frozen():
+    normal = layers.BatchNormalization(center=False, scale=False)
+    with lockstep.wrap(made(normal), devices=1, shards=4) as trainer:
+        means = [np.array(normal.moving_mean.numpy())]
+        for flag in (True, False):
+            normal.trainable = flag
+            trainer.step((X, Y))
+            means.append(np.array(normal.moving_mean.numpy()))
+    moved = [not np.array_equal(one, other) for one, other in pairwise(means)]
+    assert moved == [True, False]
+
+
+class Noise(layers.Layer):
+    """Draws without a generator of its own."""
+
+    def call(self, x, training=False):
+        return x + keras.random.normal(keras.ops.shape(x)) if training else x
+
+
+def test_draws_without_a_generator_follow_from_the_shard_and_the_step():
+    def losses(steps):
+        with lockstep.wrap(made(Noise(), rate=0.0), devices=1, shards=2) as trainer:
+            return [trainer.step((X, Y))["loss"] for _ in range(steps)]
+
+    if BACKEND == "jax":  # Keras itself refuses them there
+        with pytest.raises(ValueError, match=r"self\.seed_generator = keras\.random\.SeedGenerator"):
+            losses(1)
+        return
+    keras.utils.set_random_seed(1)
+    before = losses(3)
+    keras.utils.set_random_seed(2)
+    assert losses(3) == before
+    assert len(set(before)) == 3
+
+
+def test_a_model_that_is_compiled_again_wants_another_trainer():
+    model = made()
+    with lockstep.wrap(model, devices=1, shards=2) as trainer:
+        trainer.step((X, Y))
+        model.compile("adam", LOSS, metrics=["accuracy"])
+        for call in (trainer.step, trainer.evaluate, lambda batch: trainer.predict(X)):
+            with pytest.raises(ModelError, match=r"compiled again since. Call lockstep\.wrap\(model\) again"):
+                call((X, Y))
+    with lockstep.wrap(model, devices=1, shards=2) as trainer:
+        assert sorted(trainer.step((X, Y))) == ["accuracy", "loss"]
+
+
+class Measuring(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.seen = keras.metrics.Mean(name="seen")
+
+
+class Computing(keras.Model):
+    def compute_metrics(self, *parts, **more):
+        return {}
+
+
+class Predicting(keras.Model):
+    def predict_step(self, data):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Measuring, r"Metrics come from compile.*'seen', which the model keeps itself.*return loss, {'seen': value}"),
+        (Computing, r"Metrics come from compile.*compute_metrics of its own. Use compile\(metrics"),
+        (Predicting, r"trainer\.predict calls the model. Got a model with a predict_step of its own"),
+    ],
+)
+def test_what_keras_would_call_and_lockstep_does_not_is_refused(kind, message):
+    with pytest.raises(ModelError, match=message):
+        lockstep.wrap(kind(), "sgd", "mse")
+
+
+def test_a_loss_needs_a_function_and_targets():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+    model.compile("sgd")
+    with pytest.raises(
+        ModelError, match=r"Training needs a loss.*compiled without one.*model\.compile\(optimizer, loss"
+    ):
+        lockstep.wrap(model, devices=1, shards=2).step((X, Y))
+    with pytest.raises(BatchError, match=r"A loss compares outputs with targets.*Give \(inputs, targets\)"):
+        lockstep.wrap(made(), devices=1, shards=2).step(X)
+
+
+class Waiting(keras.Model):
+    """Has no variables before it is called with two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = layers.Dense(4), layers.Dense(3)
+
+    def call(self, inputs):
+        left, right = inputs
+        return self.last(self.first(left) + self.first(right))
+
+
+def test_a_model_that_waits_for_its_first_batch(tmp_path):
+    def wrapped():
+        keras.utils.set_random_seed(4)
+        model = Waiting()
+        model.compile("sgd", LOSS)
+        return lockstep.wrap(model, devices=1, shards=2)
+
+    waits = (
+        r"A model has its variables when.*waits for its first batch.*keras\.Input\(shape\), or call it on an example"
+    )
+    if BACKEND == "torch":
+        with pytest.raises(ModelError, match=waits):
+            wrapped()
+        return
+    batch = ((X, X), Y)
+    with wrapped() as trainer:
+        assert trainer.predict((X, X)).shape == (40, 3)
+        first = trainer.step(batch)["loss"]
+    with wrapped() as trainer:
+        trainer.learning_rates = (0.5,)
+        assert trainer.step(batch)["loss"] == pytest.approx(first)
+        assert trainer.learning_rates == (0.5,)
+        trainer.save(tmp_path)
+    with wrapped() as trainer:
+        with pytest.raises(ModelError, match=waits):
+            trainer.restore(tmp_path)
+        assert trainer.evaluate(batch)["loss"] == pytest.approx(first)
+        trainer.restore(tmp_path)
+        assert trainer.num_steps == 1

@@ -1,0 +1,132 @@
+"""Keras on PyTorch in two processes: what reaches a worker. Run by `test_others.py`, on PyTorch alone."""
+
+import h5py  # noqa: F401  # Keras imports both while it works, and they set variables of the process
+import keras
+import numpy as np
+import pytest
+import tensorflow  # noqa: F401
+from keras import layers, ops
+
+import lockstep
+
+# Keras's own arrays, under numpy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+GENERATOR = np.random.Generator(np.random.PCG64(8))
+X = GENERATOR.standard_normal((40, 6)).astype("float32")
+Y = GENERATOR.integers(0, 3, 40)
+
+
+def scripts_own():
+    """A model of functions and classes that no worker can import, and that Keras does not know."""
+    keras.utils.set_random_seed(4)
+
+    def bent(x):
+        return ops.where(x > 0, x, 0.1 * x)
+
+    def small(shape, dtype=None):
+        return 0.1 * keras.random.normal(shape, dtype=dtype, seed=3)
+
+    class Ridge(keras.regularizers.Regularizer):
+        def __call__(self, weights):
+            return 0.01 * ops.sum(weights**2)
+
+        def get_config(self):
+            return {}
+
+    @keras.saving.register_keras_serializable("scripts")
+    class Twice(layers.Layer):
+        def call(self, x):
+            return 2.0 * x
+
+    class Jitter(layers.Layer):
+        """Draws also where nothing is trained, from torch's own generator, as recurrent layers do."""
+
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.generator = keras.random.SeedGenerator()
+
+        def call(self, x):
+            return keras.random.dropout(x, 0.3, seed=self.generator)
+
+    class Halving(keras.optimizers.schedules.LearningRateSchedule):
+        """Without a configuration, as many scripts write it."""
+
+        def __init__(self, first):
+            self.first = first
+
+        def __call__(self, step):
+            return self.first * 0.5 ** ops.cast(step, "float32")
+
+    class Share(keras.metrics.Metric):
+        def __init__(self, wanted):
+            super().__init__(name="share")
+            self.wanted = wanted
+            self.total, self.count = (self.add_weight(name=name, initializer="zeros") for name in ("total", "count"))
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.total.assign_add(ops.sum(ops.cast(ops.argmax(y_pred, 1) == self.wanted, "float32")))
+            self.count.assign_add(ops.cast(ops.shape(y_pred)[0], "float32"))
+
+        def result(self):
+            return self.total / self.count
+
+    def entropy(y_true, y_pred):
+        return ops.mean(keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True))
+
+    def scaled(factor):
+        def bent(x):  # one more of this name
+            return factor * bent_most(x)
+
+        return bent
+
+    bent_most = bent
+    dense = layers.Dense(8, activation=scaled(0.9), kernel_initializer=small, kernel_regularizer=Ridge())
+    stack = [
+        dense,
+        layers.BatchNormalization(),
+        Jitter(),
+        Twice(),
+        layers.Lambda(lambda x: ops.tanh(x)),
+        layers.Dense(3, bent),
+    ]
+    model = keras.Sequential([keras.Input((6,)), *stack])
+    model.compile(keras.optimizers.SGD(Halving(0.1), momentum=0.9), entropy, metrics=[Share(1)])
+    return model
+
+
+def test_workers_have_the_script_s_own_functions_and_what_it_changes():
+    def digests(devices):
+        model = scripts_own()
+        with lockstep.wrap(model, devices=devices, shards=4) as trainer:
+            assert len(trainer.devices) == devices
+            found = [dict(trainer.step((X, Y))), trainer.digest()]
+            for layer in model.layers[:2]:
+                layer.trainable = False
+            found += [dict(trainer.step((X, Y))), trainer.digest()]
+            trainer.close()  # what comes next begins with new workers
+            found += [dict(trainer.step((X, Y))), trainer.digest()]
+            model.layers[0].trainable = True
+            found += [dict(trainer.step((X, Y))), trainer.digest()]
+            momentum = next(each for each in model.optimizer.variables if each.name.endswith("momentum"))
+            momentum.assign(ops.ones(momentum.shape))
+            found += [dict(trainer.step((X, Y))), trainer.digest()]
+            return found
+
+    one, two = digests(1), digests(2)
+    assert one[0]["share"] > 0
+    assert two == one
+
+
+def test_names_are_the_script_s_and_metrics_of_any_kind_travel():
+    keras.utils.set_random_seed(4)
+    start = keras.Input((6,))
+    inner = keras.Sequential([keras.Input((6,)), layers.Dense(5), layers.BatchNormalization()])
+    model = keras.Model(start, layers.Dense(3)(inner(start)))
+    metrics = [keras.metrics.SparseTopKCategoricalAccuracy(2), keras.metrics.SparseCategoricalAccuracy()]
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=metrics)
+    with lockstep.wrap(model, devices=2, shards=2) as trainer:
+        trainer.step((X, Y))
+        model.set_weights([np.ones_like(weight) for weight in model.get_weights()])  # goes to the worker by name
+        trainer.step((X, Y))
+        assert "model.sequential/dense/kernel" in trainer.digests()
