@@ -50,5 +50,5 @@ def test_copies_have_the_digests_of_their_own_bytes():
         {**first, "a": Array(zeros, "bfloat16")},
         {**first, "c": Array(zeros, "float32")},
     ]
-    assert digest.of_copies(copies) == [digest.of_arrays(copy) for copy in copies]
+    assert list(digest.of_copies(copies)) == [digest.of_arrays(copy) for copy in copies]
     assert [each["a"] == digest.of_arrays(first)["a"] for each in digest.of_copies(copies)] == [1, 1, 0, 0, 0, 1]

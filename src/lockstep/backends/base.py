@@ -142,8 +142,8 @@ class Backend(Protocol):
     def state(self) -> State:
         """Parameters, buffers and optimizer slots, by name."""
 
-    def copies(self, names: Sequence[str]) -> list[State]:
-        """These arrays of the state as each replica of this process sees them; the same where they share one."""
+    def copies(self) -> Iterator[State]:
+        """The state as each replica of this process sees it, one after the other."""
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""

@@ -1,7 +1,7 @@
 """Digests: sha256 of the state's bytes. Equal digests, equal bits."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,16 @@ def of_arrays(state: Mapping[str, Any]) -> dict[str, str]:
     return {name: _of_array(*array) for name, array in state.items()}
 
 
-def of_copies(copies: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def of_copies(copies: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     """The digests of several copies of a state; only what differs from the first is hashed again."""
-    first = copies[0]
+    rest = iter(copies)
+    first = next(rest)
     known = of_arrays(first)
-    others = [
-        {name: known[name] if _same(array, first.get(name)) else _of_array(*array) for name, array in copy.items()}
-        for copy in copies[1:]
-    ]
-    return [known, *others]
+    yield known
+    for copy in rest:
+        yield {
+            name: known[name] if _same(array, first.get(name)) else _of_array(*array) for name, array in copy.items()
+        }
 
 
 def _of_array(data: Any, dtype: str) -> str:

@@ -113,13 +113,12 @@ class Member:
 
     def digests(self, work: "Work") -> dict[int, dict[str, str]]:
         """The digest of every array of the state, as each of this process's replicas has it."""
-        copies = self.backend.copies(list(self.backend.state()))
-        return dict(zip(work.pieces, digest.of_copies(copies), strict=True))
+        return dict(zip(work.pieces, digest.of_copies(self.backend.copies()), strict=True))
 
     def copies(self, work: "Work") -> "dict[int, Array]":
         """The array that a batch names, as each of this process's replicas has it."""
         name = next(iter(work.shards.values()))[1]
-        return {replica: copy[name] for replica, copy in zip(work.pieces, self.backend.copies([name]), strict=True)}
+        return {replica: copy[name] for replica, copy in zip(work.pieces, self.backend.copies(), strict=True)}
 
     def times(self, work: "Work") -> dict[int, dict[str, float]]:
         """Where the time of the steps since the last question went."""

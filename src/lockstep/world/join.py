@@ -24,7 +24,7 @@ def launched() -> bool:
 
 def device(available: list[str], wanted: Any) -> str:
     """The device of this process: CPU replicas are numbered through the world, accelerators on each host."""
-    first = str(wanted[0] if isinstance(wanted, list | tuple) else wanted)
+    first = str(wanted[0] if isinstance(wanted, list | tuple) else wanted).lower()
     if _grouped():
         from lockstep.exchange.torch_distributed import rank
 

@@ -57,6 +57,24 @@ with open(f"{trainer._backend.devices[0]} of {len(trainer.devices)}.json", "w") 
     json.dump([trainer.digest(), said], file)
 """
 
+ONE = """
+import torch.distributed
+
+def apply(variables, x):
+    return jnp.tanh(x @ variables["first"]) @ variables["last"]
+
+def trained():
+    variables = {"first": drawn(None, (97, 33), "float32"), "last": drawn(None, (33, 10), "float32")}
+    with lockstep.wrap((apply, variables), optax.adam(1e-2), "cross_entropy", shards=1, precision="bf16") as trainer:
+        for _ in range(5):
+            trainer.step((x, y))
+        return trainer.digest(), type(trainer._team).__name__
+
+plain = trained()
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+print(json.dumps([1, [plain, trained()]]), flush=True)
+"""
+
 DISTRIBUTED = """
 import sys
 import jax
@@ -78,7 +96,7 @@ def by_torchrun(folder, count, text):
     script = folder / "train.py"
     script.write_text(HEAD + text)
     launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={count}", "--standalone"] if count > 1 else []
-    command = [sys.executable, *launcher, str(script)]
+    command = [sys.executable, *launcher, str(script), str(folder / "store")]
     done = subprocess.run(command, env=environment(), cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return read(done.stdout, count)
@@ -132,6 +150,13 @@ def test_four_of_jax_distributeds_processes_give_the_bits_of_one(tmp_path, alone
     processes, outcomes = by_jax(tmp_path, 4, NPROC="64", JAX_NUM_CPU_DEVICES="8")
     assert [process.returncode for process in processes] == [0] * 4, outcomes
     assert read(outcomes[0][0], 4) == alone
+
+
+def test_a_world_of_one_gives_the_bits_of_no_world(tmp_path):
+    """With one shard too, whose step is one program: apart, gradient and update round otherwise."""
+    (plain, alone), (launched, joined) = by_torchrun(tmp_path, 1, ONE)
+    assert (alone, joined) == ("Alone", "Joined")
+    assert launched == plain
 
 
 def test_jax_distributed_asks_for_the_line_at_the_beginning(tmp_path):

@@ -205,7 +205,7 @@ def test_replicas_on_other_devices_have_the_script_s_values():
     w.assign(X[4:8, :3])
     second = leaves()
     assert first[0] == first[1] != second[0] == second[1]
-    assert [copy["model.0"].data.tobytes() for copy in backend.copies(["model.0"])] == [w.numpy().tobytes()] * 2
+    assert [copy["model.0"].data.tobytes() for copy in backend.copies()] == [w.numpy().tobytes()] * 2
     first, second = backend._shards.replicas.copies(backend._own())
     assert first.trained[0] is w
     assert second.trained[0] is not w

@@ -21,7 +21,7 @@ from lockstep.backends.jax.fields import Fields
 from lockstep.backends.jax.folding import AXIS
 from lockstep.backends.jax.nodes import Lazy, Total
 from lockstep.backends.jax.optimizers import Optimizer
-from lockstep.backends.jax.programs import Program
+from lockstep.backends.jax.programs import Program, Traced
 from lockstep.backends.jax.shards import Found, Shards
 
 config: Any = jax.config
@@ -59,11 +59,13 @@ class Executables:
         return self._once(("gradient", form, alone, layout, _width()), make)
 
     def step(self, shards: Shards, form: Form, examples: int, layout: Fields, optimizer: Optimizer, clip: Any) -> Any:
-        """All of a step whose batch is one shard, and what tracing it has shown."""
+        """All of a step whose batch is one shard, its leaf for who asks, and what tracing them has shown."""
 
-        def make() -> tuple[Any, Found]:
+        def make() -> tuple[Any, Any, Found]:
             found = Found()
-            return self._program(shards.step(form, examples, layout, found, _update(optimizer, clip))), found
+            traced = Traced(shards.step(form, examples, layout, found, _update(optimizer, clip)))
+            step, leaf = (self._program(traced.part(index)) for index in (0, 1))
+            return step, leaf, found
 
         return self._once(("step", form, layout, clip, _width()), make)
 

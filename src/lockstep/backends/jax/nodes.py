@@ -114,21 +114,21 @@ class Total(Lazy):
     def __init__(self, layout: Layout, vectors: Callable[[], Mapping[str, Any]], read: Callable[[], Sums]) -> None:
         super().__init__(layout)
         self._compute = vectors
+        self._vectors: Mapping[str, Any] | None = None
         self._read_sums = read
         self.divisor = 1.0
         self._hosts: dict[str, tuple[float, NDArray[Any]]] = {}
 
-    @cached_property
+    @property
     def vectors(self) -> Mapping[str, Any]:
         """dtype -> vector, whole on every device."""
-        vectors = self._compute()
-        self._compute = lambda: vectors
-        return vectors
+        if self._vectors is None:
+            self._vectors = self._compute()
+        return self._vectors
 
     def forget(self) -> None:
         """Lets go of the vectors and of what they would be computed from: the next step has begun."""
-        self._compute = _gone
-        self.__dict__.pop("vectors", None)
+        self._compute, self._vectors, self._hosts = _gone, None, {}
 
     @cached_property
     def sums(self) -> Sums:

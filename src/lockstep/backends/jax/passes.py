@@ -58,17 +58,18 @@ class Passes:
     def _stepped(self, work: Work, place: Place, fields: Fields, clip: float | None) -> Total:
         """The only shard's total, with the state to which it leads; its gradient is computed where one asks for it."""
         executables = self._replicas.executables
-        before = self._replicas.copies[0]
+        params, rest, state = self._replicas.copies[0]
         arrays, key = self._arrays(place, 0), keys.of(work, place.shard)
-        run, found = executables.step(self.shards, place.form, place.examples, fields, self._replicas.optimizer, clip)
-        sums, *after = run(0, *before, arrays, key)
+        run, leaf, found = executables.step(
+            self.shards, place.form, place.examples, fields, self._replicas.optimizer, clip
+        )
+        sums, *after = run(0, params, rest, state, arrays, key)
         if self._last is not None:
-            self._last.forget()  # now, while the device is busy: hundreds of arrays go, and nobody waits for that
+            self._last.forget()  # now, while the device is busy: a hundred arrays go, and nobody waits for that
 
-        def gradient() -> dict[str, Any]:
-            run, _ = executables.gradient(self.shards, place.form, place.examples, True, fields)
-            vectors, _ = run(0, *before[:2], arrays, key, self._replicas.scalar(1.0), np.asarray(True))
-            return {dtype: vector[0] for dtype, vector in vectors.items()}
+        def gradient() -> Any:
+            state = self._replicas.copies[0][2]  # a leaf needs none; that of then would only take memory
+            return leaf(0, params, rest, state, arrays, key)
 
         total = Total(fields.layout, gradient, partial(self.reader.step, work.step, fields, place.shard, sums, found))
         self._replicas.expect(total, [tuple(after)])

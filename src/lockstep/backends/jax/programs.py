@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax._src import compiler
 from jax.experimental import serialize_executable as packing
+from jax.extend.core import jaxpr_as_fun
 
 
 class Program:
@@ -38,6 +39,26 @@ class Program:
             self._code = self._code or _compiled(self._jitted.lower(*arguments), device, self._options)
             self._loaded[row] = self._code.on(device) or self._jitted.lower(*arguments).compile()
         return self._loaded[row](*arguments)
+
+
+class Traced:
+    """A function that is traced once, and then is what it was: programs are made of parts of its result."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+        self._flat: Callable[..., Any] | None = None
+        self._nest: Any = None
+
+    def part(self, index: int) -> Callable[..., Any]:
+        """The function with one part of its result; what the others alone need is not computed."""
+
+        def run(*arguments: Any) -> Any:
+            if self._flat is None:
+                traced, forms = jax.make_jaxpr(self._run, return_shape=True)(*arguments)
+                self._flat, self._nest = jaxpr_as_fun(traced), jax.tree.structure(forms)
+            return jax.tree.unflatten(self._nest, self._flat(*jax.tree.leaves(arguments)))[index]
+
+        return run
 
 
 class Code:

@@ -4,7 +4,7 @@ The script's objects are the truth. What it puts there between two steps is seen
 for JAX's arrays never change: another value is another object.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -85,6 +85,7 @@ class Replicas:
 
     def take(self, params: Any, rest: Any, state: Any, steps: int | None) -> None:
         """Puts a state on every device and into the script's own objects."""
+        self._ahead = None
         if state is None:
             self.optimizer.state = None
             self.optimizer.start(params)
@@ -179,16 +180,15 @@ class Replicas:
 
     # -- the state, by name
 
-    def state(self, row: int = 0, names: Collection[str] | None = None) -> State:
-        """Parameters, what else the model keeps, and the optimizer's state, as one device has them; or some by name."""
+    def state(self, row: int = 0) -> State:
+        """Parameters, what else the model keeps, and the optimizer's state, as one device has them."""
         if not self.ready:
             return {}
         self.look()
         params, rest, slots = self.copies[row]
-        state: State = {}
-        for prefix, nest in ((self.model.home, params), ("model", rest), ("optimizer", slots)):
-            state |= trees.to_state(prefix, nest, names)
-        if self.optimizer.steps is not None and (names is None or _STEPS in names):
+        state = trees.to_state(self.model.home, params) | trees.to_state("model", rest)
+        state |= trees.to_state("optimizer", slots)
+        if self.optimizer.steps is not None:
             state[_STEPS] = Array(np.asarray(self.optimizer.steps), "int64")
         return state
 

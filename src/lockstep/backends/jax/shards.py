@@ -58,17 +58,18 @@ class Shards:
     def step(
         self, form: Form, examples: int, layout: Fields, found: Found, update: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """(params, rest, optimizer's state, arrays, key) -> (sums, then the first three one step on).
+        """(params, rest, optimizer's state, arrays, key) -> ((sums, then the first three one step on), vectors).
 
         All of a step whose batch is one shard. There is nothing to add, so the gradients go from the pass to `update`
-        as they are.
+        as they are; the vectors are the leaf that the shard would have given.
         """
 
         def run(params: Any, rest: Any, state: Any, arrays: Any, key: Any) -> Any:
             share = Share(examples, 1.0, alone=True)
             gradients, others, sums = self._passed(params, rest, form.filled(arrays), key, share, found)
+            vectors = layout.vectors(gradients, others, found.changed, None, True)
             params, state = update(gradients, state, params, None)
-            return sums, params, layout.kept(rest, others, found.changed), state
+            return (sums, params, layout.kept(rest, others, found.changed), state), vectors
 
         return run
 

@@ -42,10 +42,9 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def to_state(prefix: str, tree: Any, names: Collection[str] | None = None) -> State:
-    """A copy of every array of a nest, or of some, by name, as numpy holds it."""
-    found = {f"{prefix}.{name}": leaf for name, leaf in named(tree).items()}
-    return {name: to_array(leaf) for name, leaf in found.items() if names is None or name in names}
+def to_state(prefix: str, tree: Any) -> State:
+    """A copy of every array of a nest, by name, as numpy holds it."""
+    return {f"{prefix}.{name}": to_array(leaf) for name, leaf in named(tree).items()}
 
 
 def to_array(leaf: Any) -> Array:

@@ -234,16 +234,13 @@ class MxnetBackend:
         """The first replica's state, from which the others start."""
         return self._stored.state()
 
-    def copies(self, names: Sequence[str]) -> list[State]:
+    def copies(self) -> Iterator[State]:
         """Every replica's, as it computes with it next; the optimizer's slots are there once."""
         own = self.state()
-        slots = {name: own[name] for name in names if not name.startswith("model.")}
-        weights = [name for name in names if name not in slots]
-        with self._replicas.spread() as found:
-            return [
-                {name: array_of(found[name.removeprefix("model.")][self._place(replica)]) for name in weights} | slots
-                for replica in range(len(self.devices))
-            ]
+        with self._replicas.spread() as spread:
+            found = {f"model.{name}": arrays for name, arrays in spread.items()}
+        for place in map(self._place, range(len(self.devices))):
+            yield {name: array_of(found[name][place]) if name in found else kept for name, kept in own.items()}
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""

@@ -24,7 +24,7 @@ class Replicas:
     def __init__(self, block: Any, contexts: Sequence[Any]) -> None:
         self.block = block
         self.parameters = named(block)
-        self.trained: Collection[str] = ()  # the parameters whose gradients go into the leaves
+        self.trained: Collection[str] | None = None  # the parameters whose gradients go into the leaves, once known
         check_parameters(self.parameters)
         self.move(contexts)
 
@@ -93,7 +93,8 @@ class Replicas:
         comes. So a parameter has a gradient on every context or on none: in the leaf where it is
         trained, of its own where only the script wants one, and none, nor a mark of one, where it is frozen.
         """
-        first, parameter, trained = self.array(name), self.parameters[name], name in self.trained
+        first, parameter = self.array(name), self.parameters[name]
+        trained = self.trained is None or name in self.trained  # before the first step nobody asks for a gradient
         form = first.shape, first.dtype, parameter.grad_req, trained
         known, others = self._spread.get(name, (None, []))
         if known == form:

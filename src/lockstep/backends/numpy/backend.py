@@ -205,10 +205,10 @@ class NumpyBackend:
         """Parameters and momentum of the first replica."""
         return self._state(0)
 
-    def copies(self, names: Sequence[str]) -> list[State]:
+    def copies(self) -> Iterator[State]:
         """Every replica's."""
-        states = map(self._state, range(len(self._replicas)))
-        return [{name: state[name] for name in names} for state in states]
+        for replica in range(len(self._replicas)):
+            yield self._state(replica)
 
     def _state(self, replica: int) -> State:
         model, optimizer = self._replicas[replica]

@@ -164,16 +164,14 @@ class TensorflowBackend:
         """Every variable of the script's own model and optimizer."""
         return state.read(self._variables())
 
-    def copies(self, names: Sequence[str]) -> list[State]:
+    def copies(self) -> Iterator[State]:
         """Every replica's, as it computes with it next; what no step changes is there once."""
         columns = zip(*(copy.all for copy in self._shards.replicas.copies(self._own())), strict=True)
         spread = {id(column[0]): column for column in columns}
-        variables = {name: _variable(variable) for name, variable in self._variables().items()}
-        found = {name: spread.get(id(variables[name]), [variables[name]] * len(self.devices)) for name in names}
-        return [
-            {name: state.array_of(column[replica]) for name, column in found.items()}
-            for replica in range(len(self.devices))
-        ]
+        variables = {name: _variable(each) for name, each in self._variables().items()}
+        for replica in range(len(self.devices)):
+            found = {name: spread[id(own)][replica] if id(own) in spread else own for name, own in variables.items()}
+            yield {name: state.array_of(variable) for name, variable in found.items()}
 
     def load(self, saved: Mapping[str, Array]) -> None:
         """Takes over a whole state."""

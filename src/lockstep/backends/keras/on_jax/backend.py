@@ -62,6 +62,11 @@ class KerasOnJax(JaxBackend):
         """The model's variables and the optimizer's; the learning rate is one of the numbers."""
         return {name: array for name, array in super().state().items() if name != f"optimizer.{RATE}"}
 
+    def copies(self) -> Iterator[State]:
+        """The same of every replica."""
+        for state in super().copies():
+            yield {name: array for name, array in state.items() if name != f"optimizer.{RATE}"}
+
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state; the learning rate stays."""
         check_built(self._compiled.model, RESTORED)
