@@ -270,6 +270,7 @@ class Trainer:
         own: source.Source | None = self._backend.source(data, size, shuffle, self._run.seed)
         if own is not None:
             return own
+        data = batches.several(data)
         if is_cpu(self._devices[0]):  # numpy gathers without waking the framework's threads
             data = batches.transform(data, self._backend.host)
         return source.of(data, size, shuffle, self._run.seed)

@@ -218,3 +218,27 @@ def test_rows_of_inputs_alone():
 def test_fingerprints_tell_rows_apart(other):
     assert batches.fingerprint((ROWS, 1)) == batches.fingerprint((replace(ROWS, pipeline=Told(1)), 1))
     assert batches.fingerprint((other, 1)) != batches.fingerprint((ROWS, 1))
+
+
+FOUR = [np.zeros(4), np.ones(4), np.ones(4)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "together"),
+    [
+        ((FOUR, np.zeros(4)), True),
+        ((FOUR, [0, 1, 0, 1]), True),  # a plain list has an entry for every example too
+        ({"x": FOUR, "y": np.zeros(4)}, True),
+        ((FOUR, np.zeros(3)), False),  # three examples of four numbers each
+        ((FOUR, [0, 1, 0]), False),
+        (({"image": FOUR},), False),  # nothing beside it tells
+        ((FOUR, FOUR), False),
+        (([np.zeros(4), np.ones(3)], np.zeros(4)), False),
+    ],
+)
+def test_a_list_is_several_inputs_where_something_beside_it_shows_that(batch, together):
+    first = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    found = batches.several(batch)
+    given = next(iter(found.values() if isinstance(found, dict) else found))
+    assert isinstance(given, tuple) == together
+    assert together or given is first

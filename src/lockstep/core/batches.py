@@ -101,7 +101,8 @@ def top(batch: Any) -> Any:
 def several(batch: Any) -> Any:
     """The batch with several inputs or outputs in a list, as Keras's users write them, in a tuple.
 
-    Every array in such a list has all the examples; any other list has an entry for each example.
+    The arrays of such a list have all the examples, as something beside the lists shows: an array or a plain list of
+    the same length. Any other list has an entry for each example.
 
     >>> several(([np.zeros(4), np.ones(4)], np.ones(4)))[0]
     (array([0., 0., 0., 0.]), array([1., 1., 1., 1.]))
@@ -109,14 +110,17 @@ def several(batch: Any) -> Any:
     [array([0., 0., 0.]), array([1., 1., 1.])]
     """
     lists = [value for value in leaves(batch) if isinstance(value, list) and value and all(map(is_array, value))]
-    arrays = [*(value for value in leaves(batch) if is_array(value)), *(each for value in lists for each in value)]
-    lengths = {int(each.shape[0]) for each in arrays}
+    lengths = {int(each.shape[0]) for value in lists for each in value}
+    beside = [value for value in leaves(batch) if not any(value is each for each in lists)]
+    shown = {len(value) if isinstance(value, list) else int(value.shape[0]) for value in beside if _counts(value)}
+    if not lists or shown != lengths or len(lengths) > 1 or any(len(value) in lengths for value in lists):
+        return batch
+    return transform(batch, lambda value: tuple(value) if any(value is each for each in lists) else value)
 
-    def leaf(value: Any) -> Any:
-        together = any(value is each for each in lists) and len(lengths) == 1 and len(value) not in lengths
-        return tuple(value) if together else value
 
-    return transform(batch, leaf)
+def _counts(value: Any) -> bool:
+    """Whether this has an entry for every example."""
+    return is_array(value) or isinstance(value, list)
 
 
 def inputs(batch: Any) -> Any:
@@ -134,7 +138,7 @@ def count(batch: Any) -> int:
     """
     if isinstance(batch, Rows):
         return len(batch)
-    counted = [value for value in leaves(batch) if is_array(value) or isinstance(value, list)]
+    counted = [value for value in leaves(batch) if _counts(value)]
     # TensorFlow's variables have a shape and no len.
     lengths = [len(value) if isinstance(value, list) else int(value.shape[0]) for value in counted]
     if not lengths:

@@ -148,7 +148,7 @@ def of(data: Any, batch_size: int, shuffle: bool, seed: int) -> Source:
         pipeline = data if data.batched else data.batch(batch_size)
         return StreamSource(pipeline) if isinstance(data.base, Stream) else PipelineSource(pipeline)
     if isinstance(data, dict | tuple) or batches.is_array(data):
-        return ArraySource(batches.several(data), batch_size, shuffle, seed)
+        return ArraySource(data, batch_size, shuffle, seed)
     if _is_data_set(data):
         examples = indexed(data)
         return PipelineSource((examples.shuffle(seed) if shuffle else examples).batch(batch_size))

@@ -148,17 +148,17 @@ def test_an_error_names_its_shard_and_leaves_the_state(devices):
 
 
 def test_replicas_run_side_by_side_the_shards_of_one_in_turn_and_each_is_optimized_alone():
-    shard = tf.function(lambda variables, piece: variables[0] * piece, experimental_attributes=abreast.ALONE)
-    lane = abreast.Lane(contextlib.nullcontext, [tf.Variable(3.0)], [shard, shard])
-    pieces = [tf.constant(1.0)] * 4
-    call = abreast.together([lane, lane], pieces)
+    body = tf.function(lambda variables, piece, row: variables[0] * piece + row, experimental_attributes=abreast.ALONE)
+    lane = abreast.Lane(contextlib.nullcontext, [tf.Variable(3.0)], [body, body])
+    pieces, rows = [tf.constant(1.0)] * 4, tf.constant([0.0, 1.0, 2.0, 3.0])
+    call = abreast.together([lane, lane], pieces, rows)
     shards = [operation for operation in call.graph.get_operations() if operation.type == "StatefulPartitionedCall"]
     assert [each.control_inputs for each in shards] == [[], [shards[0]], [], [shards[2]]]
     with context.collect_graphs(optimized=True) as graphs:
-        call(pieces)
+        call(pieces, rows)
     kinds = [node.op for node in graphs[0].node]
     assert kinds.count("StatefulPartitionedCall") == 4
-    assert set(kinds) <= {"StatefulPartitionedCall", "_Arg", "_Retval", "Identity", "NoOp"}
+    assert set(kinds) <= {"StatefulPartitionedCall", "Unpack", "_Arg", "_Retval", "Identity", "NoOp"}
 
 
 def test_a_layer_frozen_and_thawed_again_is_not_traced_anew():
@@ -209,3 +209,17 @@ def test_replicas_on_other_devices_have_the_script_s_values():
     first, second = backend._shards.replicas.copies(backend._own())
     assert first.trained[0] is w
     assert second.trained[0] is not w
+
+
+def test_a_loss_scale_that_changes_between_steps():
+    """The shard multiplies by it and the update divides: both by that of the step."""
+    found = []
+    for scales in ((4.0, 4.0), (4.0, 4096.0)):
+        w, b = variables()
+        optimizer = keras.optimizers.SGD(0.5, loss_scale_factor=scales[0])
+        with lockstep.wrap((lambda x, w=w, b=b: x @ w + b, [w, b]), optimizer, "cross_entropy", shards=2) as trainer:
+            for scale in scales:
+                optimizer.loss_scale_factor = scale
+                trainer.step((X, Y))
+        found.append(w.numpy())
+    assert found[1] == pytest.approx(found[0], abs=1e-6)

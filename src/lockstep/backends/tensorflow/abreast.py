@@ -2,8 +2,9 @@
 
 A call costs Python about as much as a layer costs TensorFlow, and meanwhile the cores wait.
 So a step has one: TensorFlow's executor runs the replicas side by side, and the shards of a
-replica in turn. The function around them holds calls and nothing else, and these are never
-inlined: TensorFlow optimizes a shard's graph by itself, whatever stands beside it.
+replica in turn. The function around them holds calls, and what takes the rows apart for
+them. The calls are never inlined: TensorFlow optimizes a shard's graph by itself, whatever
+stands beside it.
 """
 
 from collections.abc import Callable, Sequence

@@ -112,7 +112,8 @@ class Shards:
         tensors = [_tensor(value) for value in leaves(piece) if not _static(value)]
         drawn, part = self._seeds(work, shard), examples / work.num_examples
         variables = len(own.trained), *map(id, own.all)
-        program = self._program.room, self._program.form
+        scale = getattr(self._program.optimizer, "loss_scale_factor", None)
+        program = self._program.room, self._program.form, scale
         key = body.__name__, alone, variables, program, repr(transform(piece, _signature))
         if key not in self._traces:
             columns: list[Column] = []
