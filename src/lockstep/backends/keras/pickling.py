@@ -62,7 +62,9 @@ class Packed:
         )
         places = {id(variable): place for place, variable in enumerate(variables)}
         built = [places[id(variable)] for variable in optimizer._trainable_variables]
-        stepping = _Stepping(type(optimizer), settings, built, _values(optimizer.variables))
+        stepping = _Stepping(
+            type(optimizer), settings, built, _values(optimizer.variables), _spared(optimizer, variables)
+        )
         loss, metrics = model._compile_loss, model._compile_metrics
         compiled = {
             "loss": getattr(loss, "_user_loss", None),
@@ -91,6 +93,14 @@ class _Stepping(NamedTuple):
     settings: dict[str, Any]
     built: Sequence[int]
     values: Sequence[Any]
+    spared: "_Spared"
+
+
+class _Spared(NamedTuple):
+    """What weight decay leaves alone, of which a configuration says nothing: places of variables, and names."""
+
+    places: Sequence[int]
+    names: Sequence[str]
 
 
 def _unpacked(recipe: Recipe, carried: customs.Customs, made: _Made, stepping: _Stepping, compiled: Any) -> Recipe:
@@ -106,6 +116,8 @@ def _unpacked(recipe: Recipe, carried: customs.Customs, made: _Made, stepping: _
     for variable, path in zip(variables, made.paths, strict=True):
         variable._path = path
     _fill(variables, made.values)
+    spared = stepping.spared
+    optimizer.exclude_from_weight_decay([variables[place] for place in spared.places], spared.names)
     optimizer.build([variables[place] for place in stepping.built])
     _fill(optimizer.variables, stepping.values)
     model.compile(optimizer, **compiled)
@@ -120,6 +132,13 @@ def _settings(optimizer: Any) -> dict[str, Any]:
     plain = object.__new__(type(optimizer))
     vars(plain).update(vars(optimizer), _learning_rate=0.0)
     return {**plain.get_config(), "learning_rate": schedule}
+
+
+def _spared(optimizer: Any, variables: Sequence[Any]) -> _Spared:
+    keys = getattr(optimizer, "_exclude_from_weight_decay", ())
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    places = [place for place, variable in enumerate(variables) if optimizer._var_key(variable) in keys]
+    return _Spared(places, [] if pattern is None else [pattern.pattern])
 
 
 def _layers(model: Any) -> list[Any]:
