@@ -72,7 +72,17 @@ class Packed:
             "metrics": getattr(metrics, "_user_metrics", None),
             "weighted_metrics": getattr(metrics, "_user_weighted_metrics", None),
         }
-        return _unpacked, (replace(self._recipe, model=None, optimizer=None), carried, made, stepping, compiled)
+        recipe = replace(self._recipe, model=None, optimizer=None)
+        return _unpacked, (_defaults(), recipe, carried, made, stepping, compiled)
+
+
+class _Defaults(NamedTuple):
+    """What Keras takes, in the whole process, where nothing else is said."""
+
+    floatx: str
+    epsilon: float
+    image_data_format: str
+    dtype_policy: Any  # its configuration
 
 
 class _Made(NamedTuple):
@@ -103,7 +113,10 @@ class _Spared(NamedTuple):
     names: Sequence[str]
 
 
-def _unpacked(recipe: Recipe, carried: customs.Customs, made: _Made, stepping: _Stepping, compiled: Any) -> Recipe:
+def _unpacked(
+    defaults: _Defaults, recipe: Recipe, carried: customs.Customs, made: _Made, stepping: _Stepping, compiled: Any
+) -> Recipe:
+    _set(defaults)
     with customs.known(carried):
         model = made.kind.from_config(made.config)
         if made.building and not model.built:
@@ -122,6 +135,19 @@ def _unpacked(recipe: Recipe, carried: customs.Customs, made: _Made, stepping: _
     _fill(optimizer.variables, stepping.values)
     model.compile(optimizer, **compiled)
     return replace(recipe, model=model, optimizer=model.optimizer)
+
+
+def _defaults() -> _Defaults:
+    config = keras.config
+    policy = keras.dtype_policies.serialize(config.dtype_policy())
+    return _Defaults(config.floatx(), config.epsilon(), config.image_data_format(), policy)
+
+
+def _set(defaults: _Defaults) -> None:
+    keras.config.set_floatx(defaults.floatx)
+    keras.config.set_epsilon(defaults.epsilon)
+    keras.config.set_image_data_format(defaults.image_data_format)
+    keras.config.set_dtype_policy(keras.dtype_policies.get(defaults.dtype_policy))
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
