@@ -15,9 +15,11 @@ _NUMBERS = (bool, int, float)
 
 def of(optimizer: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
     """The optimizer's variables, those of a weight under its name; less the learning rate, which is a plain number."""
+    names = {id(weight): name for name, weight in weights.items()}
     references: dict[str, list[str]] = {}
-    for name, weight in weights.items():
-        references.setdefault(_flat(weight), []).append(name)
+    for weight in optimizer._trainable_variables:  # in the order that the slots were made in, frozen since or not
+        flat = _flat(weight)
+        references.setdefault(flat, []).append(names.get(id(weight), flat))
     seen: dict[str, int] = {}
     result = {}
     for variable in optimizer.variables:
@@ -64,7 +66,9 @@ def _flat(variable: Any) -> str:
 
 def _named(name: str, number: int, references: Mapping[str, Sequence[str]]) -> str:
     """The slot's name: its weight's and its own; weights of one name are told apart by their order."""
-    for flat in sorted(references, key=len, reverse=True):
-        if name.startswith(f"{flat}_") and number < len(references[flat]):
+    flat = name.rpartition("_")[0]
+    while flat:  # the longest first
+        if number < len(references.get(flat, ())):
             return f"{references[flat][number]}.{name[len(flat) + 1 :]}"
+        flat = flat.rpartition("_")[0]
     return f"{name}.{number}" if number else name

@@ -83,8 +83,8 @@ def _prepared(message: bytes, parcels: Region, backend: Backend, shipped: Shippe
     shipped.take(command.freight)
     pieces = transform(command.work.pieces, lambda value: shipped.known(value) if isinstance(value, Rows) else value)
     command = command._replace(work=replace(command.work, pieces=pieces))
-    if command.controls is not None:
-        backend.turn(pickle.loads(command.controls))
     if command.state is not None:
         backend.load(command.state)
+    if command.controls is not None:  # after the state: a schedule's number follows from the step that stands there
+        backend.turn(pickle.loads(command.controls))
     return command

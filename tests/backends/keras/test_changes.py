@@ -10,6 +10,8 @@ import tensorflow  # noqa: F401
 from keras import layers
 
 import lockstep
+from lockstep.backends import slots
+from lockstep.backends.keras.compiled import Compiled
 from lockstep.errors import BatchError, ModelError
 
 # Keras's own arrays, under numpy 2.
@@ -76,6 +78,65 @@ def test_a_model_that_is_compiled_again_wants_another_trainer():
         assert sorted(trainer.step((X, Y))) == ["accuracy", "loss"]
 
 
+def test_a_model_with_another_layer_wants_another_trainer():
+    model = made(layers.Dense(4))
+    with lockstep.wrap(model, devices=1, shards=2) as trainer:
+        trainer.step((X, Y))
+        model.pop()
+        model.add(layers.Dense(3))
+        for call in (trainer.step, trainer.evaluate, lambda batch: trainer.predict(X)):
+            with pytest.raises(
+                ModelError, match=r"has others since. Compile it and call lockstep\.wrap\(model\) again"
+            ):
+                call((X, Y))
+    model.compile("sgd", LOSS)
+    before = model.layers[-1].get_weights()[0]
+    with lockstep.wrap(model, devices=1, shards=2) as trainer:
+        trainer.step((X, Y))
+    assert not np.array_equal(before, model.layers[-1].get_weights()[0])
+
+
+class Holding(layers.Layer):
+    """Has a layer that it did not make."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+
+    def call(self, x):
+        return self.held(x)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_what_is_frozen_is_taken_over_where_two_layers_hold_a_third(frozen):
+    def compiled():
+        held = layers.Dense(6)
+        return Compiled(made(Holding(held), Holding(held)), LOSS)
+
+    here, there = compiled(), compiled()
+    here.model.layers[frozen].trainable = False
+    here.model.layers[0].held.trainable = True
+    here.model.layers[0].held.bias.trainable = False
+    there.set_trainable(here.trainable())
+    assert there.trainable() == here.trainable()
+    assert len(set(here.trainable())) == 2
+
+
+def test_slots_go_with_their_weights_in_whatever_order_these_come():
+    layer, namesake = (layers.Dense(6, name="dense") for _ in range(2))
+    for each in (layer, namesake):
+        each.build((6,))
+    optimizer = keras.optimizers.Adam()
+    optimizer.build([layer.kernel, namesake.kernel, namesake.bias])
+    weights = {"kernel": layer.kernel, "bias": layer.bias, "kernel.2": namesake.kernel, "bias.3": namesake.bias}
+    turned = dict(reversed(weights.items()))
+    found, again = ({name: id(slot) for name, slot in slots.of(optimizer, each).items()} for each in (weights, turned))
+    assert found == again
+    assert [id(each) for each in optimizer._momentums] == [
+        found[f"{name}.momentum"] for name in ("kernel", "kernel.2", "bias.3")
+    ]
+
+
 class Measuring(keras.Model):
     def __init__(self):
         super().__init__()
@@ -114,6 +175,25 @@ def test_a_loss_needs_a_function_and_targets():
         lockstep.wrap(model, devices=1, shards=2).step((X, Y))
     with pytest.raises(BatchError, match=r"A loss compares outputs with targets.*Give \(inputs, targets\)"):
         lockstep.wrap(made(), devices=1, shards=2).step(X)
+
+
+class Penalty(layers.Layer):
+    """Adds a loss, and only in training."""
+
+    def call(self, x, training=False):
+        if training:
+            self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+def test_a_loss_may_come_from_a_layer_and_only_in_training():
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(3), Penalty()])
+    model.compile("sgd")
+    expected = (model.predict(X, verbose=0) ** 2).mean()
+    with lockstep.wrap(model, devices=1, shards=2) as trainer:
+        assert trainer.step(X)["loss"] == pytest.approx(expected, rel=1e-5)
+        assert trainer.step(X)["loss"] < expected
 
 
 class Waiting(keras.Model):

@@ -130,3 +130,51 @@ def test_names_are_the_script_s_and_metrics_of_any_kind_travel():
         model.set_weights([np.ones_like(weight) for weight in model.get_weights()])  # goes to the worker by name
         trainer.step((X, Y))
         assert "model.sequential/dense/kernel" in trainer.digests()
+
+
+class Nested(layers.Layer):
+    """Makes layers itself: they take types and an image's format from the defaults, and no configuration tells."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner, self.pool = layers.Dense(6, activation="relu"), layers.GlobalMaxPooling2D()
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.pool(ops.reshape(self.inner(x), (-1, 2, 3, 1)))
+
+
+@pytest.fixture
+def defaults():
+    """Keras's defaults for the whole process, other than usual, and a policy that does not follow from them."""
+    config = keras.config
+    before = config.dtype_policy(), config.floatx(), config.epsilon(), config.image_data_format()
+    config.set_dtype_policy("float32")
+    config.set_floatx("float64")
+    config.set_epsilon(0.2)
+    config.set_image_data_format("channels_first" if before[-1] == "channels_last" else "channels_last")
+    yield
+    config.set_dtype_policy(before[0])
+    config.set_floatx(before[1])
+    config.set_epsilon(before[2])
+    config.set_image_data_format(before[3])
+
+
+def test_defaults_and_what_decay_leaves_alone_and_the_step_of_a_schedule_reach_a_worker(defaults, tmp_path):
+    def found(devices):
+        keras.utils.set_random_seed(4)
+        model = keras.Sequential([keras.Input((6,)), Nested(), layers.Dense(6), layers.Dense(3, "softmax")])
+        rates = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+        optimizer = keras.optimizers.AdamW(rates, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay([model.layers[1].kernel], ["bias"])
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        with lockstep.wrap(model, devices=devices, shards=4) as trainer:
+            result = [trainer.step((X, Y))["loss"]]
+            trainer.save(tmp_path / str(devices))
+            result += [trainer.step((X, Y))["loss"] for _ in range(2)]
+            trainer.restore(tmp_path / str(devices))
+            return [*result, trainer.step((X, Y))["loss"], trainer.digest()]
+
+    assert found(2) == found(1)

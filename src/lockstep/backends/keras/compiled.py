@@ -13,7 +13,7 @@ from keras import ops
 
 from lockstep.backends.keras import generators, losses, names
 from lockstep.backends.keras.metrics import Measures, room
-from lockstep.backends.keras.refusals import check_compiled_once, check_loss
+from lockstep.backends.keras.refusals import check_compiled_once, check_loss, check_same_variables, check_targets
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, select
 from lockstep.core.objective import Objective
 from lockstep.errors import BatchError
@@ -84,6 +84,7 @@ class Compiled:
         self._generator = generators.stand_in()
         self._known: _Roles | None = None
         self.form: tuple[bool, ...] = ()  # what the model looked like at the last look
+        self._variables: Sequence[Any] = ()  # and what it had
 
     # -- variables
 
@@ -119,9 +120,11 @@ class Compiled:
         return [each.trainable for each in self._thawable()]
 
     def set_trainable(self, flags: Sequence[bool]) -> None:
-        """Freezes and thaws as another process has; a layer's flag passes to its own layers, so these come after."""
+        """Freezes and thaws as another process has: each by itself, for two layers may hold a third between them."""
         for each, flag in zip(self._thawable(), flags, strict=True):
-            if each.trainable != flag:
+            if isinstance(each, keras.Layer):
+                each._trainable = flag  # less Keras's own way, which passes it on to the layers within
+            elif each.trainable != flag:
                 each.trainable = flag
 
     def _thawable(self) -> list[Any]:
@@ -131,9 +134,11 @@ class Compiled:
     def look(self) -> None:
         """Works out anew what each variable is to training, where a layer was frozen, thawed or built."""
         check_compiled_once(self._compiled_as, compiled_as(self.model))
-        form = (self.model.built, *self.trainable())
+        form, variables = (self.model.built, *self.trainable()), self.model.variables
+        if self._known is not None and self.form[0]:  # it was built
+            check_same_variables(self._variables, variables)
         if self._known is None or form != self.form:
-            self._known, self.form = _roles(self.model), form
+            self._known, self.form, self._variables = _roles(self.model), form, variables
 
     # -- one shard
 
@@ -156,7 +161,7 @@ class Compiled:
             few, targets, weights = parts(select(batch, slice(0, PROBE)))
             with keras.StatelessScope(collect_losses=True):
                 outputs = self._call(few, training=False)
-                check_loss(self.model, targets)
+                check_targets(self.model, targets)
                 self.model._clear_losses()
             self.measures.build(*(_tensors(each) for each in (targets, outputs, weights)))
 
@@ -165,7 +170,9 @@ class Compiled:
         x, y, weights = parts(batch)
         with self.scope(values, self.measures.variables) as scope:
             outputs = self._call(x, training)
-            check_loss(self.model, y)
+            check_targets(self.model, y)
+            if training:  # some layers add losses only then
+                check_loss(self.model)
             value = self.model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=training)
             extra = sum((ops.sum(each) for each in self.model.losses), start=0.0)
             self.model._clear_losses()

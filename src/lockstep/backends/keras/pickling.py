@@ -62,7 +62,9 @@ class Packed:
         )
         places = {id(variable): place for place, variable in enumerate(variables)}
         built = [places[id(variable)] for variable in optimizer._trainable_variables]
-        stepping = _Stepping(type(optimizer), settings, built, _values(optimizer.variables))
+        stepping = _Stepping(
+            type(optimizer), settings, built, _values(optimizer.variables), _spared(optimizer, variables)
+        )
         loss, metrics = model._compile_loss, model._compile_metrics
         compiled = {
             "loss": getattr(loss, "_user_loss", None),
@@ -70,7 +72,17 @@ class Packed:
             "metrics": getattr(metrics, "_user_metrics", None),
             "weighted_metrics": getattr(metrics, "_user_weighted_metrics", None),
         }
-        return _unpacked, (replace(self._recipe, model=None, optimizer=None), carried, made, stepping, compiled)
+        recipe = replace(self._recipe, model=None, optimizer=None)
+        return _unpacked, (_defaults(), recipe, carried, made, stepping, compiled)
+
+
+class _Defaults(NamedTuple):
+    """What Keras takes, in the whole process, where nothing else is said."""
+
+    floatx: str
+    epsilon: float
+    image_data_format: str
+    dtype_policy: Any  # its configuration
 
 
 class _Made(NamedTuple):
@@ -91,9 +103,20 @@ class _Stepping(NamedTuple):
     settings: dict[str, Any]
     built: Sequence[int]
     values: Sequence[Any]
+    spared: "_Spared"
 
 
-def _unpacked(recipe: Recipe, carried: customs.Customs, made: _Made, stepping: _Stepping, compiled: Any) -> Recipe:
+class _Spared(NamedTuple):
+    """What weight decay leaves alone, of which a configuration says nothing: places of variables, and names."""
+
+    places: Sequence[int]
+    names: Sequence[str]
+
+
+def _unpacked(
+    defaults: _Defaults, recipe: Recipe, carried: customs.Customs, made: _Made, stepping: _Stepping, compiled: Any
+) -> Recipe:
+    _set(defaults)
     with customs.known(carried):
         model = made.kind.from_config(made.config)
         if made.building and not model.built:
@@ -106,10 +129,25 @@ def _unpacked(recipe: Recipe, carried: customs.Customs, made: _Made, stepping: _
     for variable, path in zip(variables, made.paths, strict=True):
         variable._path = path
     _fill(variables, made.values)
+    spared = stepping.spared
+    optimizer.exclude_from_weight_decay([variables[place] for place in spared.places], spared.names)
     optimizer.build([variables[place] for place in stepping.built])
     _fill(optimizer.variables, stepping.values)
     model.compile(optimizer, **compiled)
     return replace(recipe, model=model, optimizer=model.optimizer)
+
+
+def _defaults() -> _Defaults:
+    config = keras.config
+    policy = keras.dtype_policies.serialize(config.dtype_policy())
+    return _Defaults(config.floatx(), config.epsilon(), config.image_data_format(), policy)
+
+
+def _set(defaults: _Defaults) -> None:
+    keras.config.set_floatx(defaults.floatx)
+    keras.config.set_epsilon(defaults.epsilon)
+    keras.config.set_image_data_format(defaults.image_data_format)
+    keras.config.set_dtype_policy(keras.dtype_policies.get(defaults.dtype_policy))
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
@@ -120,6 +158,13 @@ def _settings(optimizer: Any) -> dict[str, Any]:
     plain = object.__new__(type(optimizer))
     vars(plain).update(vars(optimizer), _learning_rate=0.0)
     return {**plain.get_config(), "learning_rate": schedule}
+
+
+def _spared(optimizer: Any, variables: Sequence[Any]) -> _Spared:
+    keys = getattr(optimizer, "_exclude_from_weight_decay", ())
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    places = [place for place, variable in enumerate(variables) if optimizer._var_key(variable) in keys]
+    return _Spared(places, [] if pattern is None else [pattern.pattern])
 
 
 def _layers(model: Any) -> list[Any]:

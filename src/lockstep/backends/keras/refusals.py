@@ -59,16 +59,18 @@ def check_compiled(model: Any) -> None:
         )
 
 
-def check_loss(model: Any, targets: Any) -> None:
-    """Refuses a model, called just now, that gives nothing to minimize, and a loss that has nothing to compare with."""
-    if type(model).compute_loss is not keras.Model.compute_loss:
-        return
-    if model._compile_loss is None and not model.losses:
+def check_loss(model: Any) -> None:
+    """Refuses a model, called just now, that gives nothing to minimize."""
+    if not _has_own_loss(model) and model._compile_loss is None and not model.losses:
         raise ModelError(
             f"Training needs a loss. Got {model.name!r}, which was compiled without one and adds none itself. "
             "Use model.compile(optimizer, loss)."
         )
-    if model._compile_loss is not None and targets is None:
+
+
+def check_targets(model: Any, targets: Any) -> None:
+    """Refuses a batch that leaves the loss nothing to compare with."""
+    if not _has_own_loss(model) and model._compile_loss is not None and targets is None:
         raise BatchError("A loss compares outputs with targets. Got a batch of inputs alone. Give (inputs, targets).")
 
 
@@ -78,6 +80,15 @@ def check_compiled_once(before: Sequence[Any], now: Sequence[Any]) -> None:
         raise ModelError(
             "A trainer goes on with the optimizer, loss and metrics that its model had when it was wrapped. Got a "
             "model that was compiled again since. Call lockstep.wrap(model) again."
+        )
+
+
+def check_same_variables(before: Sequence[Any], now: Sequence[Any]) -> None:
+    """Refuses a model with other layers than its trainer, and its optimizer, know."""
+    if list(map(id, before)) != list(map(id, now)):
+        raise ModelError(
+            "A trainer trains the variables that its model had when it was wrapped. Got a model that has others since. "
+            "Compile it and call lockstep.wrap(model) again."
         )
 
 
@@ -107,6 +118,10 @@ def check_scale(optimizer: Any) -> None:
             f"Got {type(optimizer).__name__} with one. "
             "Use keras.mixed_precision.set_global_policy('mixed_bfloat16') before the model is made, or TensorFlow."
         )
+
+
+def _has_own_loss(model: Any) -> bool:
+    return type(model).compute_loss is not keras.Model.compute_loss
 
 
 def _home(model: Any) -> str:
