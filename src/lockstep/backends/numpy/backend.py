@@ -5,7 +5,7 @@ applied can be read off line by line.
 """
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,6 +13,7 @@ import cloudpickle
 import numpy as np
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work, arrays
+from lockstep.backends.numpy import metrics
 from lockstep.backends.numpy.network import SGD, CrossEntropy, Dense, Floats, SquaredError
 from lockstep.core import seeds, tree
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, count, describe
@@ -21,21 +22,6 @@ from lockstep.core.metrics import FIRST_METRIC, Column, Sums, resolve
 from lockstep.errors import BatchError, ModelError, NonFiniteError, OptimizerError, StateError
 
 _LOSSES = {"cross_entropy": CrossEntropy(), "mse": SquaredError()}
-
-
-def _named(loss: CrossEntropy | SquaredError) -> dict[str, Callable[[Floats, Floats], Any]]:
-    """The metrics that go by a name; targets that the loss ignores do not count."""
-
-    def counted(hits: Floats, targets: Floats) -> tuple[float, float]:
-        there = targets != getattr(loss, "ignore_index", None)
-        return float((hits & there).sum()), float(there.sum())
-
-    return {
-        "accuracy": lambda outputs, targets: counted(outputs.argmax(1) == targets, targets),
-        "top5": lambda outputs, targets: counted((np.argsort(-outputs, 1)[:, :5] == targets[:, None]).any(1), targets),
-        "mse": lambda outputs, targets: ((outputs - targets) ** 2).mean(1),
-        "mae": lambda outputs, targets: np.abs(outputs - targets).mean(1),
-    }
 
 
 class NumpyBackend:
@@ -53,7 +39,7 @@ class NumpyBackend:
         self.devices = tuple(devices)
         self._recipe = recipe
         self._loss = loss
-        self._metrics = resolve(recipe.metrics, _named(loss))
+        self._metrics = resolve(recipe.metrics, metrics.named(loss))
         self._replicas = [(recipe.model, recipe.optimizer)]
         self._replicas += [copy.deepcopy((recipe.model, recipe.optimizer)) for _ in devices[1:]]
         self._layout = Layout.of(
@@ -161,7 +147,7 @@ class NumpyBackend:
         elif not divided:
             slopes = slopes / work.num_examples
         for metric in self._metrics:
-            sums += _pair(metric.sums(outputs, targets), len(outputs))
+            sums += metrics.pair(metric.sums(outputs, targets), len(outputs))
         return sums, slopes.astype(outputs.dtype)
 
     def _write(self, node: Node, values: Mapping[str, Floats]) -> None:
@@ -302,9 +288,3 @@ def _parts(piece: Any) -> tuple[Floats, Floats, Floats | None]:
     count(piece)
     inputs, targets, *weights = (np.array(part) for part in piece)
     return inputs, targets, weights[0] if weights else None
-
-
-def _pair(value: Any, examples: int) -> list[float]:
-    if isinstance(value, tuple):
-        return [float(value[0]), float(value[1])]
-    return [float(np.sum(value)), float(examples)]
