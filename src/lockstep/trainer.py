@@ -112,9 +112,10 @@ class Trainer:
 
     def _train(self, batch: Any) -> Sums:
         run = self._run
+        num_examples = batches.count(batch)
         if not self.opening:
-            self._decide(batches.count(batch))
-        works, parts = self._works(batch, run.step, self._num_shards(batches.count(batch)))
+            self._decide(num_examples)
+        works, parts = self._works(batch, run.step, self._num_shards(num_examples))
         team = self._team
         team.member.committed = False
         try:

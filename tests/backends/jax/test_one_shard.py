@@ -84,6 +84,15 @@ def test_a_gradient_is_that_of_the_function_that_was_trained(shards):
         assert trainer.step((X, Y))["grad_norm"] == norm
 
 
+def test_a_gradient_is_that_of_the_batch_as_it_was():
+    """A loop that reads every batch into the same memory may ask after it has written there."""
+    batch = X.copy()
+    with wrapped() as trainer, wrapped() as other:
+        logs, others = trainer.step((batch, Y)), other.step((X, Y))
+        batch[:] = 100.0
+        assert logs["grad_norm"] == others["grad_norm"]
+
+
 def asking():
     """Adam, and something that looks at the loss: that makes the gradient and the update two programs."""
 

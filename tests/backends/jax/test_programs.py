@@ -61,3 +61,40 @@ def test_leaves_are_let_go_after_the_step(read):
     gc.collect()
     (length,) = trainer._backend._fields.lengths.values()
     assert sum(array.shape[-1:] == (length,) for array in jax.live_arrays()) == 1  # the total
+
+
+@pytest.mark.parametrize("shards", [1, 8])
+def test_where_a_batch_lies_in_memory_is_no_part_of_the_result(shards):
+    """A program reads the script's memory itself, aligned or not, in one order of the axes or the other."""
+    x, y = np.random.default_rng(0).normal(size=(27, 97)).astype(np.float32), np.arange(27) % 3
+
+    def digest(batch):
+        trainer = lockstep.wrap((lambda params, x: x @ params, kernel), optax.sgd(0.1), LOSS, shards=shards)
+        for _ in range(2):
+            trainer.step((batch, y))
+        return trainer.digest()
+
+    def shifted(offset):
+        room = np.zeros(x.size + 16, np.float32)[offset : offset + x.size].reshape(x.shape)
+        room[:] = x
+        return room
+
+    kernel = np.random.default_rng(1).normal(size=(97, 3)).astype(np.float32)
+    assert {digest(shifted(offset)) for offset in range(16)} == {digest(np.asfortranarray(x))}
+
+
+def test_a_step_has_read_its_batch_when_it_ends():
+    """A loop may read every batch into the same memory."""
+    batches = np.random.default_rng(0).normal(size=(6, 8, 6)).astype(np.float32)
+
+    def digest(memory):
+        trainer = lockstep.wrap((lambda params, x: x @ params, jnp.ones((6, 3))), optax.sgd(0.1), LOSS, shards=2)
+        for batch in batches:
+            room = batch if memory is None else memory
+            room[:] = batch
+            trainer.step((room, Y))
+            if memory is not None:
+                memory[:] = np.nan
+        return trainer.digest()
+
+    assert digest(np.empty((8, 6), np.float32)) == digest(None)

@@ -134,7 +134,8 @@ class JaxBackend:
     def update(self, total: Node, work: Work) -> None:
         """The optimizer's step with the summed gradient, and the averaged variables."""
         whole = self._whole(total)
-        self._replicas.update(whole, sums.changed(whole.sums, self._fields), loss(whole.sums))
+        if not self._replicas.arrive(whole):
+            self._replicas.update(whole, sums.changed(whole.sums, self._fields), loss(whole.sums))
 
     def norm(self, total: Node) -> float:
         """The norm over all tensors of the gradient, before clipping."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 
 from lockstep.backends.base import Work
@@ -59,11 +58,11 @@ class Passes:
         """The only shard's total, with the state to which it leads; its gradient is computed where one asks for it."""
         executables = self._replicas.executables
         params, rest, state = self._replicas.copies[0]
-        arrays, key = self._arrays(place, 0), keys.of(work, place.shard)
+        key = keys.of(work, place.shard)
         run, leaf, found = executables.step(
             self.shards, place.form, place.examples, fields, self._replicas.optimizer, clip
         )
-        sums, *after = run(0, params, rest, state, arrays, key)
+        sums, arrays, *after = run(0, params, rest, state, place.arrays, key)
         if self._last is not None:
             self._last.forget()  # now, while the device is busy: a hundred arrays go, and nobody waits for that
 
@@ -108,10 +107,10 @@ class Passes:
             yield from ((row, place) for row, place in enumerate(places) if place is not None)
 
     def _run(self, program: Any, row: int, place: Place, work: Work, *more: Any) -> Any:
-        """One shard on the device of its row."""
-        params, rest, _ = self._replicas.copies[row]
-        return program(row, params, rest, self._arrays(place, row), keys.of(work, place.shard), *more)
+        """One shard on the device of its row.
 
-    def _arrays(self, place: Place, row: int) -> Any:
-        """The shard's arrays on the device of its row, in fresh memory."""
-        return jax.device_put(place.arrays, self._replicas.executables.devices[row], may_alias=False)
+        Its arrays are the host's: the program itself brings them there, in a fraction of the time that `device_put`
+        takes. It reads them in place or, where they are not aligned, from a copy; when a step ends it has read them.
+        """
+        params, rest, _ = self._replicas.copies[row]
+        return program(row, params, rest, place.arrays, keys.of(work, place.shard), *more)

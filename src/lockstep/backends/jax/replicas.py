@@ -124,14 +124,21 @@ class Replicas:
         if runs_ahead(self.device) and not self.sums_matter:
             self.expect(total, self._updated(total, differs, None, donated=()))
 
+    def arrive(self, total: Total) -> bool:
+        """Takes over the update that was started for this total; whether there was one."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0] is not total:
+            return False
+        self._advance(ahead[1])
+        return True
+
     def update(self, total: Total, differs: tuple[bool, ...], loss: float) -> None:
         """One step of the optimizer on every device."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] is total:
-            self.copies = ahead[1]
-        else:
-            donated = (3, 4) * self.model.donated + (5,) * self.optimizer.donated
-            self.copies = self._updated(total, differs, self.scalar(loss), donated)
+        donated = (3, 4) * self.model.donated + (5,) * self.optimizer.donated
+        self._advance(self._updated(total, differs, self.scalar(loss), donated))
+
+    def _advance(self, copies: list[Any]) -> None:
+        self.copies = copies
         steps = self.optimizer.steps
         self._publish(None if steps is None else steps + 1)
         self._seen = self._held()

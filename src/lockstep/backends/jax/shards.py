@@ -4,8 +4,10 @@ Every shard runs alone and at its own shape. What is compiled here knows of one
 shard on one device, and of nothing else.
 """
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -33,6 +35,16 @@ class Found:
     changed: tuple[bool, ...] = ()
     divided: bool = False  # whether the gradient may be divided by a weight after the tree
 
+    @cached_property
+    def names(self) -> list[str]:
+        """The metrics' names."""
+        return [column.name for column in self.columns]
+
+    @cached_property
+    def tail(self) -> NDArray[np.float64]:
+        """What a shard's sums end with: 1 for each variable it changes, its metrics' checksum, and 1 for itself."""
+        return np.array([*self.changed, zlib.crc32("\n".join(self.names).encode()), 1.0])
+
 
 class Shards:
     """The functions of one shard that are compiled."""
@@ -58,10 +70,11 @@ class Shards:
     def step(
         self, form: Form, examples: int, layout: Fields, found: Found, update: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """(params, rest, optimizer's state, arrays, key) -> ((sums, then the first three one step on), vectors).
+        """(params, rest, optimizer's state, arrays, key) -> ((sums, arrays, the first three one step on), vectors).
 
         All of a step whose batch is one shard. There is nothing to add, so the gradients go from the pass to `update`
-        as they are; the vectors are the leaf that the shard would have given.
+        as they are; the vectors are the leaf that the shard would have given, out of the arrays that came back: by then
+        the script may have written something else into its own.
         """
 
         def run(params: Any, rest: Any, state: Any, arrays: Any, key: Any) -> Any:
@@ -69,7 +82,7 @@ class Shards:
             gradients, others, sums = self._passed(params, rest, form.filled(arrays), key, share, found)
             vectors = layout.vectors(gradients, others, found.changed, None, True)
             params, state = update(gradients, state, params, None)
-            return (sums, params, layout.kept(rest, others, found.changed), state), vectors
+            return (sums, arrays, params, layout.kept(rest, others, found.changed), state), vectors
 
         return run
 

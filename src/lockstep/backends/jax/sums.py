@@ -4,7 +4,6 @@ They are read once every round of a step has been started, so that no device wai
 for the host.
 """
 
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,17 +21,17 @@ class Reader:
 
     def __init__(self) -> None:
         self.columns: Sequence[Column] = []
-        self._named = False  # whether a shard of this command has named its metrics
+        self._found: Found | None = None  # of the last shard of this command
 
     def begin(self) -> None:
         """A new command, which may name other metrics."""
-        self._named = False
+        self._found = None
 
     def read(self, sums: Any, found: Found) -> NDArray[np.float64]:
         """The sums of a shard in float64; waits for them."""
-        if self._named and _names(found.columns) != _names(self.columns):
-            raise _other_names(found.columns)
-        self.columns, self._named = found.columns, True
+        if self._found is not None and self._found.names != found.names:
+            raise _other_names(found)
+        self.columns, self._found = found.columns, found
         return np.asarray(sums, np.float64) * found.scales
 
     def step(self, step: int, fields: Fields, shard: int, sums: Any, found: Found) -> Sums:
@@ -49,22 +48,22 @@ class Reader:
             )
         result = np.zeros(size)
         result[: len(values)] = values
-        result[room:] = *found.changed, self._checksum(), 1.0
+        result[room:] = found.tail
         return result
 
     def check(self, sums: Sums, fields: Fields) -> None:
         """Raises where shards, also of other processes, differ in their metrics or in what they have changed."""
-        if self._named and sums[-2] != self._checksum() * sums[-1]:
-            raise _other_names(self.columns)
-        for name, count in zip(fields.names, _counts(sums, fields), strict=True):
-            if count not in (0, sums[-1]):
-                raise ModelError(
-                    f"A model changes the same variables in every shard. Got {name!r} changed in {int(count)} of "
-                    f"{int(sums[-1])}. Do not let it follow from the number of examples, which differs by one."
-                )
-
-    def _checksum(self) -> int:
-        return zlib.crc32("\n".join(_names(self.columns)).encode())
+        if self._found is not None and sums[-2] != self._found.tail[-2] * sums[-1]:
+            raise _other_names(self._found)
+        counts = _counts(sums, fields)
+        some = (counts != 0) & (counts != sums[-1])
+        if some.any():
+            index = int(some.argmax())
+            raise ModelError(
+                f"A model changes the same variables in every shard. Got {fields.names[index]!r} changed in "
+                f"{int(counts[index])} of {int(sums[-1])}. Do not let it follow from the number of examples, which "
+                "differs by one."
+            )
 
 
 def changed(sums: Sums, fields: Fields) -> tuple[bool, ...]:
@@ -76,12 +75,8 @@ def _counts(sums: Sums, fields: Fields) -> Sums:
     return sums[-2 - len(fields.names) : -2]
 
 
-def _names(columns: Sequence[Column]) -> list[str]:
-    return [column.name for column in columns]
-
-
-def _other_names(columns: Sequence[Column]) -> ModelError:
+def _other_names(found: Found) -> ModelError:
     return ModelError(
         "An objective gives the same metrics for every shard. "
-        f"Got {_names(columns)} in one and others in another. Return every name every time."
+        f"Got {found.names} in one and others in another. Return every name every time."
     )
