@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from checkpoint.samples import DTYPES, content, equal, forge, litter, same, snapshot
 from lockstep.backends.base import Array
 from lockstep.checkpoint import Snapshot, read, tensors, write
+from lockstep.checkpoint.files import Folder
 from lockstep.checkpoint.format import RESERVED, facts_of
 from lockstep.core import digest
 from lockstep.errors import CheckpointError, SaveError, StateError
@@ -177,6 +178,23 @@ class TestOverAnOlderOne:
         writer.join()
         assert found == sorted(found)
         assert len(set(found)) > 3
+
+    @pytest.mark.parametrize("gone", [False, True])
+    def test_the_files_that_are_read_are_of_one_folder(self, tmp_path, gone, monkeypatch):
+        """Another comes between two files; where it finds the first one gone, the reader begins again."""
+        write(tmp_path / "mine", snapshot(0))
+        opened, steps = Folder.open, iter([1, 2])
+
+        def slow(folder, name):
+            file = opened(folder, name)
+            for step in steps:
+                if not gone and step == 1:
+                    os.rename(tmp_path / "mine", tmp_path / "kept")
+                write(tmp_path / "mine", snapshot(step))
+            return file
+
+        monkeypatch.setattr(Folder, "open", slow)
+        assert read(tmp_path / "mine").facts["step"] == (2 if gone else 0)
 
 
 def test_a_killed_move_is_made_good(tmp_path):

@@ -20,6 +20,7 @@ NAMES = (MANIFEST, MODEL, OPTIMIZER)  # a checkpoint's folder holds these and no
 _BINARY = getattr(os, "O_BINARY", 0)
 # A link could lead out of the folder, and a pipe would keep its reader waiting.
 _READ = os.O_RDONLY | _BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_HOLDS = os.open in os.supports_dir_fd  # Windows opens no folders
 _CHUNK = 2**24  # bytes in one write
 
 
@@ -67,13 +68,39 @@ def write(path: Path, fill: Callable[[Callable[[Any], None]], None]) -> dict[str
     return {"bytes": length, "sha256": digest.hexdigest()}
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """Opens a file for reading, if it is a file and not a link to one."""
-    file = open(path, "rb", opener=lambda name, _: os.open(name, _READ))  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(f"{path.name} is not a file")
-    return file
+class Folder:
+    """A folder that is held open: what is opened in it is its own, whatever takes its name meanwhile.
+
+    As long as it is held, no other folder is equal to it; afterwards its number may be another's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY) if _HOLDS else None
+        found = os.stat(path if self._descriptor is None else self._descriptor)
+        self._identity = path, found.st_dev, found.st_ino
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Folder) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __enter__(self) -> "Folder":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def open(self, name: str) -> BufferedReader:
+        """Opens one of its files for reading, if it is a file and not a link to one."""
+        place = self.path / name if self._descriptor is None else name
+        descriptor = os.open(place, _READ, dir_fd=self._descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(f"{name} is not a file")
+        return os.fdopen(descriptor, "rb")
 
 
 def sync(folder: Path) -> None:

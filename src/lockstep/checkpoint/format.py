@@ -17,7 +17,7 @@ from typing import Any
 
 from lockstep.backends.base import Array, State
 from lockstep.checkpoint import files, manifest, plain, tensors
-from lockstep.checkpoint.files import MANIFEST, MODEL, OPTIMIZER
+from lockstep.checkpoint.files import MANIFEST, MODEL, OPTIMIZER, Folder
 from lockstep.checkpoint.folder import filled, located
 from lockstep.checkpoint.tensors import Form
 from lockstep.core import digest
@@ -83,20 +83,22 @@ def write(folder: str | os.PathLike[str], snapshot: Snapshot) -> Path:
 def read(folder: str | os.PathLike[str]) -> Snapshot:
     """Reads a checkpoint and verifies every byte; `CheckpointError` names the file and what is wrong with it."""
     while True:
-        place = _place(folder)
-        try:
-            return _read(place)
-        except CheckpointError:
-            if _place(folder) == place:  # else a newer one took its place meanwhile
-                raise
+        with ExitStack() as stack:
+            place = _place(folder, stack)
+            try:
+                return _read(place, stack)
+            except CheckpointError:
+                if _place(folder, stack) == place:  # else a newer one took its place meanwhile
+                    raise
 
 
 def facts_of(folder: str | os.PathLike[str], key: str) -> Any:
     """One of the facts of a checkpoint, which holds no arrays; None where there is none. Reads the manifest alone."""
-    path = _place(folder)[0]
-    with ExitStack() as stack, _blaming(path / MANIFEST):
-        content = _content(_opened(path / MANIFEST, stack))
-        return plain.decode(content.get(key), {})
+    with ExitStack() as stack:
+        place = _place(folder, stack)
+        with _blaming(place.path / MANIFEST):
+            content = _content(stack.enter_context(place.open(MANIFEST)))
+            return plain.decode(content.get(key), {})
 
 
 def _target(folder: str | os.PathLike[str]) -> Path:
@@ -133,49 +135,46 @@ def _held(file: str, named: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in named.items() if not name.startswith(_MODEL)}
 
 
-def _place(folder: str | os.PathLike[str]) -> tuple[Path, int]:
-    """The folder and what makes it itself."""
+def _place(folder: str | os.PathLike[str], stack: ExitStack) -> Folder:
+    """The folder, held as long as the stack is open."""
     for _ in range(5):  # one that stepped aside may be gone, and its place filled, at the second look
         try:
-            path = located(Path(folder))
-            return path, os.stat(path).st_ino
+            return stack.enter_context(Folder(located(Path(folder))))
+        except FileNotFoundError as error:
+            reason: Exception = error
         except (OSError, ValueError) as error:
             reason = error
+            break
     raise CheckpointError(
         f"A checkpoint is a folder with a {MANIFEST}. Got {str(folder)!r}: {_reason(reason)}. Look for it elsewhere."
     ) from reason
 
 
-def _read(place: tuple[Path, int]) -> Snapshot:
-    folder = place[0]
+def _read(folder: Folder, stack: ExitStack) -> Snapshot:
+    path = folder.path
     state: State = {}
-    with ExitStack() as stack:
-        opened = {}
-        for name in files.NAMES:  # all at once: they stay readable when another process removes them
-            with _blaming(folder / name):
-                opened[name] = _opened(folder / name, stack)
-        with _blaming(folder / MANIFEST):
-            content = _content(opened[MANIFEST])
-            forms, digests = _tensors(content.pop("tensors"))
-            sizes = _files(content.pop("files"))
-        for name in (MODEL, OPTIMIZER):
-            with _blaming(folder / name):
-                prefix = _MODEL if name == MODEL else ""
-                found = _arrays(opened[name], _held(name, forms), sizes[name])
-                state |= {prefix + key: array for key, array in found.items()}
-        with _blaming(folder / MANIFEST):
-            for name, sha256 in digest.of_arrays(state).items():
-                if sha256 != digests[name]:
-                    raise ValueError(f"the sha256 of {name!r:.100} is another in the file")
-            inside = {name: state.pop(name) for name in forms if name.startswith(plain.PREFIX)}
-            facts = plain.decode(content, inside)
-            if not isinstance(facts, dict):
-                raise ValueError("its facts have no keys")
-            return Snapshot({name: state[name] for name in forms if name in state}, facts)
-
-
-def _opened(path: Path, stack: ExitStack) -> BufferedReader:
-    return stack.enter_context(files.open_regular(path))
+    opened = {}
+    for name in files.NAMES:  # all at once: they stay readable when another process removes them
+        with _blaming(path / name):
+            opened[name] = stack.enter_context(folder.open(name))
+    with _blaming(path / MANIFEST):
+        content = _content(opened[MANIFEST])
+        forms, digests = _tensors(content.pop("tensors"))
+        sizes = _files(content.pop("files"))
+    for name in (MODEL, OPTIMIZER):
+        with _blaming(path / name):
+            prefix = _MODEL if name == MODEL else ""
+            found = _arrays(opened[name], _held(name, forms), sizes[name])
+            state |= {prefix + key: array for key, array in found.items()}
+    with _blaming(path / MANIFEST):
+        for name, sha256 in digest.of_arrays(state).items():
+            if sha256 != digests[name]:
+                raise ValueError(f"the sha256 of {name!r:.100} is another in the file")
+        inside = {name: state.pop(name) for name in forms if name.startswith(plain.PREFIX)}
+        facts = plain.decode(content, inside)
+        if not isinstance(facts, dict):
+            raise ValueError("its facts have no keys")
+        return Snapshot({name: state[name] for name in forms if name in state}, facts)
 
 
 def _content(file: BufferedReader) -> dict[str, Any]:
