@@ -2,6 +2,7 @@
 
 import gc
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +43,61 @@ def test_functions_are_called_back_from_every_device():
         return trainer.digest()
 
     assert digest(1) == digest(2)
+
+
+class Pick(nn.Module):
+    """A layer over one of two inputs."""
+
+    index: int
+
+    @nn.compact
+    def __call__(self, *inputs):
+        return nn.Dense(3)(inputs[self.index])
+
+
+def test_what_a_program_does_not_read_tells_it_from_another():
+    """Two programs of one text but for which of two arrays they read."""
+    inputs = X, 10 * X
+    variables = Pick(0).init(jax.random.key(0), *inputs)
+    outputs = [lockstep.wrap((Pick(index), variables), optax.sgd(0.1), LOSS).predict(inputs) for index in (0, 1)]
+    np.testing.assert_allclose(outputs[1], 10 * outputs[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_word_in_the_batch_chooses_what_is_read(shards):
+    @lockstep.objective
+    def loss(model, batch):
+        return (model(batch[batch["use"]]) ** 2).mean()
+
+    trainer = lockstep.wrap((lambda params, x: x @ params, jnp.ones((6, 3))), optax.sgd(0.0), loss, shards=shards)
+    one, other = (trainer.step({"a": X, "b": 10 * X, "use": use})["loss"] for use in "ab")
+    assert other == pytest.approx(100 * one)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_nobody_reads_may_have_another_type_in_the_next_batch(shards):
+    apply = (lambda params, x: x @ params, jnp.ones((6, 3)))
+    trainer = lockstep.wrap(apply, optax.sgd(0.1), lambda outputs, targets: (outputs**2).mean(1), shards=shards)
+    for targets in (Y, Y.astype(np.float32), np.zeros((8, 2), np.float32)):
+        assert np.isfinite(trainer.step((X, targets))["loss"])
+        assert np.isfinite(trainer.evaluate((X, targets))["loss"])
+
+
+def test_switches_that_a_script_turns_are_seen(tmp_path):
+    """As by a `jit`, which is traced again: the run goes on as it would from a checkpoint."""
+
+    def wrapped():
+        apply = lambda params, x, *, rngs: x @ params * jax.random.uniform(rngs["dropout"], (len(x), 3))  # noqa: E731
+        return lockstep.wrap((apply, jnp.ones((6, 3))), optax.sgd(0.1), LOSS, shards=2)
+
+    trainer, other = wrapped(), wrapped()
+    trainer.step((X, Y))
+    trainer.save(tmp_path / "one")
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        trainer.step((X, Y))
+        other.restore(tmp_path / "one")
+        other.step((X, Y))
+    assert trainer.digest() == other.digest()
 
 
 def test_code_is_let_go_with_its_devices(monkeypatch):

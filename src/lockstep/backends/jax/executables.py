@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import config as _switches
 
 from lockstep.backends.jax import fields, folding, nodes, trees
 from lockstep.backends.jax.batches import Form
@@ -56,7 +57,7 @@ class Executables:
             found = Found()
             return self._program(shards.gradient(form, examples, alone, layout, found)), found
 
-        return self._once(("gradient", form, alone, layout, _width()), make)
+        return self._once(("gradient", form, alone, layout, _switched()), make)
 
     def step(self, shards: Shards, form: Form, examples: int, layout: Fields, optimizer: Optimizer, clip: Any) -> Any:
         """All of a step whose batch is one shard, its leaf for who asks, and what tracing them has shown."""
@@ -67,7 +68,7 @@ class Executables:
             step, leaf = (self._program(traced.part(index)) for index in (0, 1))
             return step, leaf, found
 
-        return self._once(("step", form, layout, clip, _width()), make)
+        return self._once(("step", form, layout, clip, _switched()), make)
 
     def sums(self, shards: Shards, form: Form, examples: int) -> Any:
         """The sums of one shard, and what tracing it has shown."""
@@ -76,11 +77,11 @@ class Executables:
             found = Found()
             return self._program(shards.sums(form, examples, found)), found
 
-        return self._once(("sums", form, _width()), make)
+        return self._once(("sums", form, _switched()), make)
 
     def outputs(self, shards: Shards, form: Form) -> Any:
         """The outputs of one shard."""
-        return self._once(("outputs", form, _width()), lambda: self._program(shards.outputs(form)))
+        return self._once(("outputs", form, _switched()), lambda: self._program(shards.outputs(form)))
 
     def joined(self, vectors: Sequence[Any], lengths: dict[str, int]) -> dict[str, Any]:
         """The leaves of one round side by side, a row on every device; a device without one has a filler."""
@@ -123,7 +124,7 @@ class Executables:
 
         step = _update(optimizer, clip)
 
-        key = ("update", layout, differs, divided, clip, donated, _width())
+        key = ("update", layout, differs, divided, clip, donated, _switched())
         return self._once(key, lambda: self._program(run, donated))
 
     def norm(self, layout: Fields, divided: bool) -> Any:
@@ -132,7 +133,7 @@ class Executables:
         def run(vectors: Any, divisor: Any) -> Any:
             return _norm(layout.gradients(vectors, divisor))
 
-        return self._once(("norm", layout, divided, _width()), lambda: self._program(run))
+        return self._once(("norm", layout, divided, _switched()), lambda: self._program(run))
 
     def forget(self) -> None:
         """Compiles anew what the model has a part in."""
@@ -195,6 +196,7 @@ def _norm(gradients: Any) -> Any:
     return jnp.sqrt(total)
 
 
-def _width() -> Hashable:
-    """The script may let JAX compute in 64 bits between two steps."""
-    return fields.wide()  # type: ignore[no-any-return]
+def _switched() -> Hashable:
+    """What a plain `jit` would be traced again for: the script may turn JAX's switches between two steps."""
+    context: Hashable = _switches.trace_context()
+    return context

@@ -26,7 +26,8 @@ class Program:
     def __init__(
         self, run: Callable[..., Any], devices: Sequence[Any], options: Any, donated: tuple[int, ...] = ()
     ) -> None:
-        self._jitted = jax.jit(run, compiler_options=options, donate_argnums=donated)
+        # With what it does not read, too: code is known by its text, which has to tell one argument from another.
+        self._jitted = jax.jit(run, compiler_options=options, donate_argnums=donated, keep_unused=True)
         self._options = options
         self._devices = devices
         self._loaded: list[Any] = [None] * len(devices)
