@@ -16,12 +16,12 @@ LOSS = optax.softmax_cross_entropy_with_integer_labels
 
 @pytest.fixture
 def updates(monkeypatch):
-    """How the updates were made: True for those that were started ahead."""
+    """How the updates were made: True for those that were started ahead, for which nothing is given away."""
     made = []
     updated = replicas.Replicas._updated
 
     def counted(self, total, differs, loss, donated):
-        made.append(loss is None)
+        made.append(not donated)
         return updated(self, total, differs, loss, donated)
 
     monkeypatch.setattr(replicas.Replicas, "_updated", counted)
@@ -63,3 +63,15 @@ def test_what_needs_the_sums_waits_for_them(updates, monkeypatch):
     trained(optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()))
     trained(optax.sgd(0.1), (X, Y, np.linspace(0.0, 1.0, 16)))  # divided by the weights
     assert updates == [False] * 6
+
+
+def test_weights_that_sum_to_one(updates, monkeypatch):
+    """No division is left to make, as without weights; but the sums had to be read first."""
+    monkeypatch.setattr(replicas, "runs_ahead", lambda device: True)
+    model = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+    owner = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    with lockstep.wrap(model, owner, LOSS, devices=2, shards=4) as trainer:
+        trainer.step((X, Y))
+        for weight in (0.25, 1 / 16):
+            trainer.step((X, Y, np.full(16, weight, np.float32)))
+    assert len(updates) == 3

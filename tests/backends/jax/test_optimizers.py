@@ -57,6 +57,61 @@ def test_steps_may_be_gathered():
     assert trainer.digests()["model.kernel"] != before
 
 
+def plateau():
+    return optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1))
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["alone", "in a TrainState"])
+def test_gathered_steps_may_look_at_the_loss(held):
+    tx = optax.MultiSteps(plateau(), 2)
+    if held:
+        params = nn.Dense(3).init(jax.random.key(0), X)["params"]
+        trainer = lockstep.wrap(TrainState.create(apply_fn=nn.Dense(3).apply, params=params, tx=tx), None, LOSS)
+    else:
+        trainer = lockstep.wrap(net(), tx, LOSS)
+    trainer.step((X, Y))
+    assert np.isfinite(trainer.step((X, Y))["loss"])
+
+
+def test_a_transformation_hears_what_it_takes():
+    """One that takes named arguments, and the loss not among them."""
+    trainer = lockstep.wrap(net(), optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), LOSS, shards=2)
+    losses = [trainer.step((X, Y))["loss"] for _ in range(6)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_line_search_is_refused(shards):
+    trainer = lockstep.wrap(net(), optax.lbfgs(), LOSS, shards=shards)
+    before = trainer.digest()
+    with pytest.raises(OptimizerError, match=r"This one asks for more: .*'value_fn'. Use one without a line search"):
+        trainer.step((X, Y))
+    assert trainer.digest() == before
+
+
+def test_a_state_begins_with_jaxs_arrays():
+    tx = optax.GradientTransformation(
+        lambda params: jax.tree.map(lambda value: value.at[0].set(1.0), params),
+        lambda updates, state, params=None: (updates, state),
+    )
+    trainer = lockstep.wrap((nn.Dense(3), nn.Dense(3).init(jax.random.key(0), X)), tx, LOSS, shards=2)
+    trainer.step((X, Y))
+    assert (trainer.state()["optimizer.kernel"].data[0] == 1).all()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_state_that_changes_its_form_is_refused(shards):
+    tx = optax.GradientTransformation(
+        lambda params: Steps(jnp.zeros((), "int32")),
+        lambda updates, state, params=None: (updates, Steps(state.step.astype("float32"))),
+    )
+    trainer = lockstep.wrap(net(), tx, LOSS, shards=shards)
+    with pytest.raises(
+        OptimizerError, match=r"there is \(\) of float32 at 'step', where \(\) of int32 was. Let its init"
+    ):
+        trainer.step((X, Y))
+
+
 def test_labels_for_parameters_that_are_not_there_yet():
     labels = {"kernel": "trained", "bias": "left"}
     tx = optax.multi_transform({"trained": optax.adam(0.1), "left": optax.set_to_zero()}, labels)

@@ -1,9 +1,11 @@
 """Optimizers: an optax transformation and its state, alone, in an `nnx.Optimizer` or in a TrainState."""
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -22,7 +24,9 @@ class Optimizer:
     _asks: bool | None = None  # for the loss; known once it was traced
 
     def __init__(self, tx: Any, state: Any = None, owner: Any = None, steps: int | None = None) -> None:
-        self.tx = optax.with_extra_args_support(tx)
+        many = isinstance(tx, optax.MultiSteps)  # whose own way to a transformation leaves the loss out
+        self.tx = optax.GradientTransformationExtraArgs(tx.init, tx.update) if many else tx
+        self._hears = _takes(self.tx.update, "value")
         self.state = state
         self.steps = steps  # made so far, where the script's own object counts them
         self._owner: nnx.Optimizer[Any] | None = owner
@@ -36,30 +40,48 @@ class Optimizer:
 
     def stepped(self, gradients: Any, state: Any, params: Any, loss: Any) -> tuple[Any, Any]:
         """The parameters and the state one step on, inside an executable."""
-        updates, state = self.tx.update(gradients, state, params, value=loss)
+        told = {"value": loss} if self._hears else {}
+        updates, state = self.tx.update(gradients, state, params, **told)
         return optax.apply_updates(params, updates), state
 
     def start(self, params: Any) -> None:
         """Makes the state for these parameters, where there is none yet."""
         if self.state is None:
             self.state = self.tx.init(
-                jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), params)
+                jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else jnp.asarray(trees.numbers(leaf)), params)
             )
             if self._wanted:
                 self.state = self.with_numbers(self._wanted)
 
     def asks_for_loss(self, params: Any) -> bool:
-        """Whether the transformation looks at the step's loss, as one that reduces on a plateau does."""
+        """Whether the transformation looks at the step's loss, as one that reduces on a plateau does.
+
+        Found out once, by tracing it; so is whether it can make a step at all.
+        """
         if self._asks is None:
-
-            def update(loss: Any, params: Any, state: Any) -> Any:
-                return self.stepped(params, state, params, loss)
-
-            traced: Any = jax.make_jaxpr(update)(0.0, params, self.state).jaxpr
+            traced, (_, after) = self._traced(params)
+            _check_kept(self.state, after)
             loss = traced.invars[0]
             read = [*traced.outvars, *(variable for line in traced.eqns for variable in line.invars)]
             self._asks = any(variable is loss for variable in read)
         return self._asks
+
+    def _traced(self, params: Any) -> tuple[Any, Any]:
+        """An update as JAX sees it, the loss its first argument, and the forms of what comes out."""
+
+        def update(loss: Any, params: Any, state: Any) -> Any:
+            return self.stepped(params, state, params, loss)
+
+        try:
+            traced, forms = jax.make_jaxpr(update, return_shape=True)(0.0, params, self.state)
+        except TypeError as error:
+            if "required keyword-only argument" not in str(error):
+                raise
+            raise OptimizerError(
+                f"A step gives its optimizer gradient, parameters and loss. This one asks for more: {error}. "
+                "Use one without a line search, such as optax.adam(1e-3)."
+            ) from error
+        return traced.jaxpr, forms
 
     def publish(self, state: Any, steps: int | None) -> None:
         """Keeps the state, and brings the script's own optimizer up to date."""
@@ -160,9 +182,7 @@ def of(optimizer: Any, state: Any) -> Optimizer:
     if isinstance(optimizer, nnx.Optimizer):
         _check_own(optimizer.update)
         return Optimizer(optimizer.tx, nnx.as_pure(optimizer.opt_state), optimizer, int(optimizer.step[...]))
-    if isinstance(optimizer, optax.MultiSteps):
-        return Optimizer(optimizer.gradient_transformation())
-    if isinstance(optimizer, optax.GradientTransformation):
+    if isinstance(optimizer, optax.GradientTransformation | optax.MultiSteps):
         return Optimizer(optimizer)
     if isinstance(optimizer, Optimizer):  # of a framework on top of JAX
         return optimizer
@@ -195,6 +215,27 @@ def _check_own(method: Any) -> None:
 def wrt(optimizer: Any) -> Any:
     """The variables that an nnx.Optimizer trains; None where the optimizer does not say."""
     return optimizer.wrt if isinstance(optimizer, nnx.Optimizer) else None
+
+
+def _takes(update: Any, name: str) -> bool:
+    """Whether a function can be given an argument of this name."""
+    parameters = inspect.signature(update).parameters
+    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def _check_kept(before: Any, after: Any) -> None:
+    """Refuses a transformation after whose update the state has another form."""
+    old, new = ({name: _form(leaf) for name, leaf in trees.named(tree).items()} for tree in (before, after))
+    for name in old | new:
+        if old.get(name) != new.get(name):
+            raise OptimizerError(
+                f"An optimizer's state keeps its form. After an update there is {new.get(name, 'nothing')} at "
+                f"{name!r}, where {old.get(name, 'nothing')} was. Let its init give what its update gives."
+            )
+
+
+def _form(leaf: Any) -> str:
+    return f"{tuple(np.shape(leaf))} of {jnp.result_type(leaf)}"
 
 
 def _injected(state: Any) -> Iterator[Mapping[str, Any]]:

@@ -34,7 +34,7 @@ class Passes:
     def leaves(self, work: Work, fields: Fields, clip: float | None) -> dict[int, Lazy]:
         """The leaf of every shard."""
         self.reader.begin()
-        if work.num_shards == 1 and not self._replicas.sums_matter:
+        if not self._replicas.sums_matter and work.num_shards == 1:
             ((_, only),) = self._places(work)
             return {only.shard: self._stepped(work, only, fields, clip)}
         executables = self._replicas.executables

@@ -135,7 +135,8 @@ class Replicas:
     def update(self, total: Total, differs: tuple[bool, ...], loss: float) -> None:
         """One step of the optimizer on every device."""
         donated = (3, 4) * self.model.donated + (5,) * self.optimizer.donated
-        self._advance(self._updated(total, differs, self.scalar(loss), donated))
+        given = self.scalar(loss) if self.sums_matter else None
+        self._advance(self._updated(total, differs, given, donated))
 
     def _advance(self, copies: list[Any]) -> None:
         self.copies = copies
