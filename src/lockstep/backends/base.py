@@ -30,10 +30,11 @@ STEP = "step"  # the one phase of an ordinary model; a GAN has one per optimizer
 
 @dataclass(frozen=True)
 class Habits:
-    """What a framework's users expect of `fit` beside what they ask for."""
+    """What a framework's users expect beside what they ask for."""
 
     words: str = "lockstep"  # in whose an epoch is told, or "keras"
     callbacks: tuple[Callable[[], Any], ...] = ()  # each makes one, before the script's own, in the form of Keras's
+    lists: bool = False  # whether a list of arrays is several inputs or outputs, wherever it stands
 
 
 @dataclass(frozen=True)
