@@ -385,19 +385,21 @@ def test_a_generator_cannot_be_taken_up(tmp_path):
         wrapped().fit(generator(), epochs=2, steps_per_epoch=2, checkpoint=tmp_path, verbose=0)
 
 
-def test_a_damaged_newest_one_is_passed_over_aloud(tmp_path, capfd):
+def test_a_damaged_newest_one_is_passed_over_with_a_warning(tmp_path):
+    """In one way, whoever comes upon it, and at the script's own line."""
     whole = wrapped()
     fitted(whole, tmp_path, callbacks=[Unhurried()])
     with (tmp_path / "step-00000008" / "model.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"!")
     trainer = wrapped()
-    fitted(trainer, tmp_path)
+    for take_up in (trainer.restore, lockstep.load_arrays, lambda path: fitted(trainer, path)):
+        with pytest.warns(
+            UserWarning, match=r"Passed over a newer checkpoint. .*step-00000008.*model\.safetensors"
+        ) as told:
+            take_up(tmp_path)
+        assert [each.filename for each in told] == [__file__]
     assert trainer.digest() == whole.digest()
-    said = capfd.readouterr().err
-    assert said.startswith("passed over a newer checkpoint: ")
-    assert "step-00000008" in said
-    assert "model.safetensors" in said
 
 
 def test_a_disk_that_cannot_be_written_to(tmp_path):

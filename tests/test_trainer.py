@@ -56,6 +56,19 @@ def test_predict_takes_the_inputs_of_a_loaders_batches(trainer):
     np.testing.assert_allclose(trainer.predict(loader), trainer.model(X[:12]), rtol=1e-12)
 
 
+@pytest.mark.parametrize("size", [5, 9])
+def test_predict_does_not_guess_what_a_list_of_arrays_is(trainer, size):
+    message = (
+        r"Several inputs are a tuple, several batches.*Got \(ndarray.*\) in a list. Use predict\(\(x1, x2\)\), or "
+    )
+    parts = [X[:5], X[5 : 5 + size]]
+    with pytest.raises(BatchError, match=message):
+        trainer.predict(parts)
+    expected = trainer.predict(X[: 5 + size])
+    np.testing.assert_allclose(trainer.predict(iter(parts)), expected, rtol=1e-12)
+    np.testing.assert_allclose(trainer.predict([X[: 5 + size]]), expected, rtol=1e-12)
+
+
 def test_before_the_first_step_the_first_batch_decides_the_shards():
     """A short last batch alone would have fewer shards on one device than on three."""
     generator = np.random.default_rng(2)

@@ -23,6 +23,20 @@ def source(trainer: "Trainer", data: Any, batch_size: int | None) -> Source:
     return read
 
 
+def inputs(trainer: "Trainer", data: Any) -> Any:
+    """What `predict` was given, with several inputs in a tuple; raises where a list may as well be several batches."""
+    if not batches.is_list_of_arrays(data):
+        return data
+    if len(data) == 1:
+        return data[0]
+    if not trainer._recipe.habits.lists:
+        raise BatchError(
+            "Several inputs are a tuple, several batches come from an iterator; a list of arrays may be either. "
+            f"Got {batches.describe(tuple(data))} in a list. Use predict((x1, x2)), or predict(iter([x1, x2]))."
+        )
+    return tuple(data)
+
+
 def evaluate(trainer: "Trainer", data: Source) -> dict[str, float]:
     """Loss and metrics over the data, with every example counted once."""
     totals = loop.Totals(lambda: list(trainer._backend.columns))

@@ -29,11 +29,9 @@ class Saver:
         return os.fspath(self.checkpoint.path)
 
     def newest(self) -> tuple[str, Snapshot] | None:
-        """The newest whole checkpoint and its name, if there is one; says which it passed over."""
-        found = self._store.newest()
-        for _, reason in found.skipped:
-            say(f"passed over a newer checkpoint: {reason}")
-        return None if found.whole is None else (os.path.join(self.folder, found.whole[0].name), found.whole[1])
+        """The newest whole checkpoint and its name, if there is one; warns of those it passed over."""
+        found = self._store.newest().told()
+        return None if found is None else (os.path.join(self.folder, found[0].name), found[1])
 
     def step_made(self, step: int, snapshot: Callable[[], Snapshot]) -> None:
         """Saves where that is due after so many steps; raises what went wrong in an earlier save."""

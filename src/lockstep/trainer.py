@@ -131,15 +131,20 @@ class Trainer:
         return forward.evaluate(self, forward.source(self, data, batch_size))
 
     def predict(self, inputs: Any, *, batch_size: int | None = None, **others: Any) -> Any:
-        """The model's outputs as numpy, in order, one row per example; of a loader's batches the inputs are taken."""
+        """The model's outputs as numpy, in order, one row per example; of a loader's batches the inputs are taken.
+
+        Several inputs are a tuple or a dict; for a Keras model also a list.
+        """
         keywords.check("predict", (), others)
+        inputs = forward.inputs(self, inputs)
         arrays = isinstance(inputs, dict | tuple) or batches.is_array(inputs)
         read = forward.source(self, inputs, batch_size).epoch(0)
         return forward.rows(self, read if arrays else map(batches.inputs, read))
 
     def __call__(self, inputs: Any) -> Any:
         """The outputs for one batch of inputs, split over the replicas, in order, as the framework's own arrays."""
-        return self._backend.native(forward.rows(self, iter([inputs])))
+        given = forward.inputs(self, inputs) if self._recipe.habits.lists else inputs
+        return self._backend.native(forward.rows(self, iter([given])))
 
     # -- state
 
@@ -271,7 +276,8 @@ class Trainer:
         own: source.Source | None = self._backend.source(data, size, shuffle, self._run.seed)
         if own is not None:
             return own
-        data = batches.several(data)
+        if isinstance(data, dict | tuple):
+            data = batches.several(data, self._recipe.habits.lists)
         if is_cpu(self._devices[0]):  # numpy gathers without waking the framework's threads
             data = batches.transform(data, self._backend.host)
         return source.of(data, size, shuffle, self._run.seed)

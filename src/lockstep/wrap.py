@@ -76,13 +76,13 @@ def _joined(recipe: Recipe, run: Run, module: Module, devices: Any) -> Trainer:
             "these."
         )
     device = join.device(module.available(), devices)
-    backend = _open(module, recipe, [device])
+    backend = _open(module, recipe, ["cpu:0" if names.is_cpu(device) else device])  # as this process numbers them
     wire = join.wire(not names.is_cpu(device))
 
     def start(wanted: Sequence[str]) -> Team:
         from lockstep.world.joined import Joined
 
-        return Joined(backend, wire)
+        return Joined(backend, wire, device)
 
     return Trainer(recipe, backend, start, (device,), run)
 

@@ -242,3 +242,17 @@ def test_a_list_is_several_inputs_where_something_beside_it_shows_that(batch, to
     given = next(iter(found.values() if isinstance(found, dict) else found))
     assert isinstance(given, tuple) == together
     assert together or given is first
+
+
+@pytest.mark.parametrize("batch", [(FOUR, FOUR), (FOUR, np.zeros(3)), {"x": FOUR}])
+def test_a_list_of_arrays_is_several_inputs_wherever_that_is_the_habit(batch):
+    found = batches.several(batch, always=True)
+    given = list(found.values() if isinstance(found, dict) else found)
+    assert isinstance(given[0], tuple)
+    assert isinstance(given[-1], tuple | np.ndarray)
+    np.testing.assert_equal(given[0], tuple(FOUR))
+
+
+def test_a_list_of_anything_else_has_an_entry_for_each_example_wherever():
+    batch = (["a", "b"], [1, 2], [np.zeros(2), 1], [])
+    assert batches.several(batch, always=True) is batch

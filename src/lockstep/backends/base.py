@@ -14,7 +14,7 @@ adds them. They can be sliced, which is all an exchange does with them.
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,11 @@ STEP = "step"  # the one phase of an ordinary model; a GAN has one per optimizer
 
 @dataclass(frozen=True)
 class Habits:
-    """What a framework's users expect of `fit` beside what they ask for."""
+    """What a framework's users expect beside what they ask for."""
 
     words: str = "lockstep"  # in whose an epoch is told, or "keras"
     callbacks: tuple[Callable[[], Any], ...] = ()  # each makes one, before the script's own, in the form of Keras's
+    lists: bool = False  # whether a list of arrays is several inputs or outputs, wherever it stands
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,11 @@ class Backend(Protocol):
 
     def num_threads(self) -> int:
         """The framework's thread count, from which the threads per shard follow."""
+
+
+@runtime_checkable
+class Portable(Protocol):
+    """What a backend offers besides where its module's devices have a process each."""
 
     def dump(self) -> bytes:
         """The recipe in one pickle, for a fresh process; names the attribute that cannot be pickled."""

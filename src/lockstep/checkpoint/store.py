@@ -4,6 +4,7 @@
 else lies in the folder is nobody's business here.
 """
 
+import inspect
 import math
 import os
 import re
@@ -20,6 +21,7 @@ from lockstep.errors import CheckpointError, SaveError
 
 BEST = "best"
 _STEP = re.compile(r"step-(\d{8,18})")
+_HOME = str(Path(__file__).parents[1]) + os.sep
 
 
 class Found(NamedTuple):
@@ -27,6 +29,12 @@ class Found(NamedTuple):
 
     whole: tuple[Path, Snapshot] | None
     skipped: tuple[tuple[Path, str], ...] = ()
+
+    def told(self) -> tuple[Path, Snapshot] | None:
+        """The whole one; warns of those that were passed over for it."""
+        for _, reason in self.skipped:
+            warnings.warn(f"Passed over a newer checkpoint. {reason}", stacklevel=_script())
+        return self.whole
 
 
 class Store:
@@ -158,7 +166,13 @@ def find(path: str | os.PathLike[str]) -> Snapshot:
     store = Store(path)
     if (located(store.folder) / MANIFEST).exists() or not store.steps():
         return read(path)
-    whole, skipped = store.newest()
-    for _, reason in skipped:
-        warnings.warn(f"Passed over a newer checkpoint. {reason}", stacklevel=2)
+    whole = store.newest().told()
     return whole[1] if whole else read(path)
+
+
+def _script() -> int:
+    """The `stacklevel` of a warning, from the function that warns, that names the script's line and none of ours."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_filename.startswith(_HOME):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -98,24 +98,30 @@ def top(batch: Any) -> Any:
     return batch
 
 
-def several(batch: Any) -> Any:
+def several(batch: Any, always: bool = False) -> Any:
     """The batch with several inputs or outputs in a list, as Keras's users write them, in a tuple.
 
     The arrays of such a list have all the examples, as something beside the lists shows: an array or a plain list of
-    the same length. Any other list has an entry for each example.
+    the same length. Any other list has an entry for each example; with `always`, no list of arrays has.
 
     >>> several(([np.zeros(4), np.ones(4)], np.ones(4)))[0]
     (array([0., 0., 0., 0.]), array([1., 1., 1., 1.]))
     >>> several(([np.zeros(3), np.ones(3)], np.ones(2)))[0]
     [array([0., 0., 0.]), array([1., 1., 1.])]
     """
-    lists = [value for value in leaves(batch) if isinstance(value, list) and value and all(map(is_array, value))]
+    lists = [value for value in leaves(batch) if is_list_of_arrays(value)]
     lengths = {int(each.shape[0]) for value in lists for each in value}
     beside = [value for value in leaves(batch) if not any(value is each for each in lists)]
     shown = {len(value) if isinstance(value, list) else int(value.shape[0]) for value in beside if _counts(value)}
-    if not lists or shown != lengths or len(lengths) > 1 or any(len(value) in lengths for value in lists):
+    told = shown == lengths and len(lengths) == 1 and not any(len(value) in lengths for value in lists)
+    if not lists or not (always or told):
         return batch
     return transform(batch, lambda value: tuple(value) if any(value is each for each in lists) else value)
+
+
+def is_list_of_arrays(value: Any) -> bool:
+    """Whether this is several inputs, or several batches of them, or examples."""
+    return isinstance(value, list) and bool(value) and all(map(is_array, value))
 
 
 def _counts(value: Any) -> bool:

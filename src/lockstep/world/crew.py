@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-from lockstep.backends.base import Backend, Work
+from lockstep.backends.base import Backend, Portable, Work
 from lockstep.core.batches import Rows, transform
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
@@ -47,6 +47,7 @@ class Crew:
 
     def __init__(self, backend: Backend, home: str, groups: Sequence[Sequence[str]]) -> None:
         require_linux()
+        assert isinstance(backend, Portable)
         recipe = _Dump(backend.dump())
         backend.touched()
         self.devices = tuple(device for group in groups for device in group)

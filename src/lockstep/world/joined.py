@@ -23,7 +23,7 @@ from lockstep.errors import ExactError, PeerFailed, WorkerError
 from lockstep.exchange.memory import MemoryExchange
 from lockstep.exchange.torch_distributed import DistributedExchange, Wire
 from lockstep.launch.interrupt import deferred
-from lockstep.world.team import Value, numbered
+from lockstep.world.team import Value
 
 ABANDONED = -1  # in the place of a call's name
 
@@ -33,23 +33,21 @@ class Joined:
 
     closed = False
 
-    def __init__(self, backend: Backend, wire: Wire) -> None:
+    def __init__(self, backend: Backend, wire: Wire, device: str) -> None:
         self._backend = backend
         self._wire = wire
         self._calling = False  # whether a call is under way, or has failed: the others know then
         self._plan: Plan | None = None
-        places: list[tuple[tuple[str, ...], str]] = wire.gather_objects((tuple(backend.devices), platform.node()))
-        groups = [devices for devices, _ in places]
+        places: list[tuple[str, str]] = wire.gather_objects((device, platform.node()))
         self._readers = Readers(backend.stage, _place([host for _, host in places], wire.index))
         self.member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, self._readers.read)
-        self.devices = tuple(device for group in groups for device in group)
-        self._groups = groups
+        self.devices = tuple(device for device, _ in places)
         self.first = wire.index == 0
         self._take_state()
 
     def replicas(self) -> list[list[int]]:
-        """Replicas are numbered through the processes."""
-        return numbered(self._groups)
+        """One in each process."""
+        return [[index] for index in range(len(self.devices))]
 
     def ready(self) -> None:
         """They met when this object was made."""

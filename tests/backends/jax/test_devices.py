@@ -154,6 +154,33 @@ def test_keys_and_counters_move_along_with_the_model(monkeypatch):
     assert {id(steps), *map(id, keys)} <= set(found)
 
 
+def on(names):
+    """What a few steps give on these devices, and where the state and the outputs lie."""
+    with lockstep.wrap(Dropping(), optax.adam(0.1), LOSS, devices=names, shards=4) as trainer:
+        for _ in range(2):
+            trainer.step((X, Y))
+        replicas = trainer._backend._replicas
+        return trainer.digest(), [str(each) for each in replicas.executables.devices], str(trainer(X).device)
+
+
+@pytest.mark.parametrize("names", [["cpu:3"], ["cpu:5", "cpu:2", "cpu:7"]])
+def test_a_cpu_device_is_chosen_by_its_number(names):
+    digest, _, _ = on(["cpu:0"])
+    assert len(jax.devices("cpu")) == devices.CPUS
+    assert on(names) == (digest, names, names[0])
+    assert on([jax.devices("cpu")[int(name[4:])] for name in names]) == (digest, names, names[0])
+    assert devices.pool() == devices.threads()
+
+
+def test_cpu_devices_do_not_outnumber_the_threads():
+    last = devices.threads() - 1
+    for names in ([f"cpu:{last + 1}"], last + 2):
+        with pytest.raises(
+            ExactError, match=rf"XLA's CPU threads are part of the bits.* Name none above cpu:{last}, or"
+        ):
+            lockstep.wrap(Net(), optax.sgd(0.1), LOSS, devices=names)
+
+
 def test_devices_are_of_one_kind():
     with pytest.raises(DeviceError, match="Devices are all of one type"):
         lockstep.wrap(Net(), optax.sgd(0.1), LOSS, devices=["cpu:0", "cuda:0"])
@@ -197,6 +224,11 @@ def test_a_woken_jax_is_made_anew_and_the_scripts_arrays_go_on():
     lines = script(4, "own = jnp.arange(3.0)", "print(float((own + model.bias).sum()))")
     assert lines[0] == "4 True"
     assert float(lines[1]) != 0
+
+
+def test_more_cpu_devices_are_made_where_the_number_needs_them():
+    lines = script("['cpu:11']", "", "print(len(jax.devices()), model.bias.get_raw_value().devices())")
+    assert lines == ["1 True", "12 {CpuDevice(id=11)}"]
 
 
 def test_arrays_bound_to_a_device_ask_for_a_line_at_the_beginning():

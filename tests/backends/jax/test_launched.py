@@ -53,7 +53,7 @@ try:
     said = ""
 except lockstep.LockstepError as error:
     said = str(error)
-with open(f"{trainer._backend.devices[0]} of {len(trainer.devices)}.json", "w") as file:
+with open(f"{trainer._devices[0]} of {len(trainer.devices)}.json", "w") as file:
     json.dump([trainer.digest(), said], file)
 """
 

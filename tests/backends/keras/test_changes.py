@@ -86,7 +86,8 @@ def test_a_model_with_another_layer_wants_another_trainer():
         model.add(layers.Dense(3))
         for call in (trainer.step, trainer.evaluate, lambda batch: trainer.predict(X)):
             with pytest.raises(
-                ModelError, match=r"has others since. Compile it and call lockstep\.wrap\(model\) again"
+                ModelError,
+                match=r"others since, or has them elsewhere. Compile it and call lockstep\.wrap\(model\) again",
             ):
                 call((X, Y))
     model.compile("sgd", LOSS)
@@ -94,6 +95,67 @@ def test_a_model_with_another_layer_wants_another_trainer():
     with lockstep.wrap(model, devices=1, shards=2) as trainer:
         trainer.step((X, Y))
     assert not np.array_equal(before, model.layers[-1].get_weights()[0])
+
+
+class Branching(keras.Model):
+    """Has layers without variables under names and in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.one, self.other = layers.Dense(3), layers.Activation("relu"), layers.Activation("tanh")
+        self.more = [layers.Rescaling(2.0), layers.Rescaling(1.0, offset=1.0)]
+
+    def call(self, x):
+        for layer in self.more:
+            x = layer(x)
+        return self.last(self.one(x)) + self.other(x)[:, :3]
+
+
+def _swap(model):
+    model.one, model.other = model.other, model.one
+
+
+def _replace_in_a_list(model):
+    model.more[0] = layers.Rescaling(3.0)
+
+
+def _swap_in_a_list(model):
+    model.more.reverse()
+
+
+@pytest.mark.parametrize("change", [_swap, _replace_in_a_list, _swap_in_a_list])
+def test_a_layer_without_variables_is_a_layer_too(change):
+    def wrapped():
+        return lockstep.wrap(model, devices=1, shards=2)
+
+    keras.utils.set_random_seed(4)
+    model = Branching()
+    model.compile("sgd", LOSS)
+    model(X[:1])
+    with wrapped() as trainer:
+        for call in (trainer.step, trainer.evaluate, trainer.step):
+            call((X, Y))
+        change(model)
+        for call in (trainer.step, trainer.evaluate, lambda batch: trainer.predict(X)):
+            with pytest.raises(ModelError, match=r"A trainer trains the layers and variables .* others since, or has"):
+                call((X, Y))
+    model.compile("sgd", LOSS)
+    with wrapped() as trainer:
+        np.testing.assert_allclose(trainer.predict(X), model.predict(X, verbose=0), rtol=1e-4, atol=1e-6)
+
+
+def test_another_layer_without_variables_in_a_sequence():
+    model = made(layers.Dense(4), layers.Activation("relu"))
+    with lockstep.wrap(model, devices=1, shards=2) as trainer:
+        trainer.step((X, Y))
+        last = model.pop()
+        model.pop()
+        model.add(layers.Activation("tanh"))
+        model.add(last)
+        with pytest.raises(
+            ModelError, match=r"others since, or has them elsewhere. Compile it and call lockstep\.wrap"
+        ):
+            trainer.step((X, Y))
 
 
 class Holding(layers.Layer):

@@ -99,6 +99,39 @@ def test_one_device_and_one_shard_is_plain_fit(make, data, more):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
+def two_by_two():
+    keras.utils.set_random_seed(4)
+    left, right = keras.Input((6,)), keras.Input((6,))
+    kind = layers.Dense(3, name="kind")(layers.Concatenate()([left, right]))
+    model = keras.Model([left, right], [kind, layers.Dense(1, name="size")(kind)])
+    model.compile("sgd", [keras.losses.SparseCategoricalCrossentropy(from_logits=True), "mse"])
+    return model
+
+
+@pytest.mark.parametrize("size", [32, 2])  # also as many examples as there are inputs
+def test_a_list_of_arrays_is_several_inputs_or_outputs_as_in_keras(size):
+    x, y = [X[:size], -X[:size]], [Y[:size], X[:size, :1]]
+    model = two_by_two()
+    rows, loss = model.predict(x, verbose=0), model.evaluate(x, y, verbose=0, return_dict=True)["loss"]
+    with lockstep.wrap(model, devices=1, shards=2) as trainer:
+        for found in (trainer.predict(x), trainer(x), trainer.predict(tuple(x)), trainer.predict(iter([(x, y)]))):
+            for one, other in zip(found, rows, strict=True):
+                np.testing.assert_allclose(ops.convert_to_numpy(one), other, rtol=1e-5, atol=1e-5)
+        for targets in (y, dict(zip(("kind", "size"), y, strict=True))):
+            assert trainer.evaluate((x, targets))["loss"] == pytest.approx(loss, rel=1e-5)
+        history = trainer.fit((x, y), batch_size=size, shuffle=False, validation_data=(x, y), verbose=0)
+        assert history.history["loss"] == pytest.approx([loss], rel=1e-5)
+        assert trainer.evaluate((x, y)) == {
+            name.removeprefix("val_"): values[0] for name, values in history.history.items() if name.startswith("val_")
+        }
+
+
+def test_a_list_of_one_input_is_that_input():
+    with lockstep.wrap(made(), devices=1, shards=2) as trainer:
+        np.testing.assert_array_equal(trainer.predict([X]), trainer.predict(X))
+        np.testing.assert_array_equal(*(ops.convert_to_numpy(trainer(given)) for given in ([X], X)))
+
+
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
 def test_regularization_counts_once_whatever_the_shards(reduction):
     model = made(layers.Dense(8, kernel_regularizer="l2"))

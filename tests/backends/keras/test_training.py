@@ -176,15 +176,6 @@ def test_a_checkpoint_goes_on_to_the_bit(tmp_path):
 # -- what a Keras user types
 
 
-def test_several_inputs_come_in_a_list():
-    left, right = keras.Input((6,)), keras.Input((6,))
-    model = keras.Model([left, right], layers.Dense(3)(layers.Concatenate()([left, right])))
-    model.compile("sgd", LOSS)
-    with lockstep.wrap(model, devices=1, shards=1) as trainer:
-        history = trainer.fit(([X, X], Y), batch_size=25, validation_data=([X, X], Y), verbose=0)
-        assert trainer.evaluate(([X, X], Y))["loss"] == pytest.approx(history.history["val_loss"][0])
-
-
 def test_a_keras_user_gets_keras_s_lines(capsys):
     with lockstep.wrap(made(), devices=1, shards=1) as trainer:
         trainer.fit((X, Y), batch_size=25, epochs=2, verbose="auto")

@@ -1,7 +1,5 @@
 """The script's block, optimizer and settings: what it changes counts, what is not Lockstep's stays as it was."""
 
-import pickle
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -394,7 +392,7 @@ def test_contexts_as_devices(given):
 
 
 def test_a_graph_from_elsewhere_is_a_block():
-    """On any number of contexts, and in a pickle."""
+    """On any number of contexts."""
     found = set()
     for devices in (1, 2, 3):
         data = mx.sym.var("data", dtype="float32")
@@ -403,6 +401,4 @@ def test_a_graph_from_elsewhere_is_a_block():
         with wrapped(block, devices=devices) as trainer:
             trainer.step(BATCH)
             found.add(trainer.digest())
-            copy = pickle.loads(trainer._backend.dump()).model
-            assert copy(nd.array(X)).asnumpy().tobytes() == block(nd.array(X)).asnumpy().tobytes()
     assert len(found) == 1

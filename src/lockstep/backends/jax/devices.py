@@ -37,7 +37,7 @@ def accelerators() -> list[str]:
 
 
 def name(device: Any) -> str:
-    """A device's name as a script writes it: `cuda:0`, `rocm:0`, `tpu:0`."""
+    """A device's name as a script writes it: `cpu:0`, `cuda:0`, `rocm:0`, `tpu:0`."""
     kind = device.platform
     if kind == "gpu":
         kind = "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
@@ -47,7 +47,7 @@ def name(device: Any) -> str:
 def of(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[Any]:
     """JAX's device for every name; `own` are the arrays of model and optimizer, which move along."""
     if names[0].startswith("cpu"):
-        return _cpus(len(names), exact, own)
+        return _cpus(names, exact, own)
     found = {name(device): device for device in jax.local_devices()}
     missing = [each for each in names if each not in found]
     if missing:
@@ -82,7 +82,14 @@ def awake() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
-def _cpus(count: int, exact: bool, own: Iterable[Any]) -> list[Any]:
+def _cpus(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[Any]:
+    numbers = [int(each.partition(":")[2]) for each in names]
+    count = max(numbers) + 1
+    if exact and count > threads():
+        raise ExactError(
+            f"XLA's CPU threads are part of the bits: {threads()}, or one for each CPU device. Got cpu:{count - 1}. "
+            f"Name none above cpu:{threads() - 1}, or use exact=False."
+        )
     if awake() and (_too_few(count) or (exact and pool() not in (0, threads()))):
         _check_safe(count, own)
         _clear()
@@ -93,7 +100,8 @@ def _cpus(count: int, exact: bool, own: Iterable[Any]) -> list[Any]:
         config.update("jax_num_cpu_devices", max(count, CPUS, config.jax_num_cpu_devices))
         client = jax.local_devices(backend="cpu")[0].client
         _pools[client] = _count_threads() - before
-    return list(jax.local_devices(backend="cpu")[:count])
+    there = jax.local_devices(backend="cpu")
+    return [there[number] for number in numbers]
 
 
 def _clear() -> None:

@@ -36,7 +36,8 @@ def adopt(recipe: Recipe) -> Recipe:
             )
     check_compiled(model)
     loss = recipe.loss or model.loss
-    return replace(recipe, optimizer=model.optimizer, loss=loss, metrics=(), habits=Habits("keras", (Finishing,)))
+    habits = Habits("keras", (Finishing,), lists=True)
+    return replace(recipe, optimizer=model.optimizer, loss=loss, metrics=(), habits=habits)
 
 
 class Finishing(keras.callbacks.Callback):  # type: ignore[misc]  # without stubs it is Any

@@ -13,7 +13,7 @@ from keras import ops
 
 from lockstep.backends.keras import generators, losses, names
 from lockstep.backends.keras.metrics import Measures, room
-from lockstep.backends.keras.refusals import check_compiled_once, check_loss, check_same_variables, check_targets
+from lockstep.backends.keras.refusals import check_compiled_once, check_loss, check_same_parts, check_targets
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, select
 from lockstep.core.objective import Objective
 from lockstep.errors import BatchError
@@ -72,6 +72,16 @@ def _roles(model: Any) -> _Roles:
     )
 
 
+def _made_of(model: Any) -> list[Any]:
+    """The model's variables, and its layers where each stands: under the names and in the lists of those around it."""
+    found = list(model.variables)
+    layers = model._flatten_layers(include_self=True, recursive=True)
+    for value in (value for layer in layers if layer._layers for value in vars(layer).values()):
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        found += [each for each in held if isinstance(each, keras.Layer)]
+    return found
+
+
 class Compiled:
     """A Keras model as it was compiled."""
 
@@ -84,7 +94,7 @@ class Compiled:
         self._generator = generators.stand_in()
         self._known: _Roles | None = None
         self.form: tuple[bool, ...] = ()  # what the model looked like at the last look
-        self._variables: Sequence[Any] = ()  # and what it had
+        self._parts: Sequence[Any] = ()  # and what it was made of
 
     # -- variables
 
@@ -134,11 +144,11 @@ class Compiled:
     def look(self) -> None:
         """Works out anew what each variable is to training, where a layer was frozen, thawed or built."""
         check_compiled_once(self._compiled_as, compiled_as(self.model))
-        form, variables = (self.model.built, *self.trainable()), self.model.variables
+        form, made_of = (self.model.built, *self.trainable()), _made_of(self.model)
         if self._known is not None and self.form[0]:  # it was built
-            check_same_variables(self._variables, variables)
+            check_same_parts(self._parts, made_of)
         if self._known is None or form != self.form:
-            self._known, self.form, self._variables = _roles(self.model), form, variables
+            self._known, self.form, self._parts = _roles(self.model), form, made_of
 
     # -- one shard
 

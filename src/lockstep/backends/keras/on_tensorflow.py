@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from lockstep.backends.base import Array, Backend, Recipe, Work
-from lockstep.backends.keras import losses, pickling, sources
+from lockstep.backends.keras import losses, sources
 from lockstep.backends.keras.compiled import Compiled, Outcome, Values
 from lockstep.backends.keras.refusals import RESTORED, check_built
 from lockstep.backends.tensorflow import TensorflowBackend, refusals
@@ -54,7 +54,6 @@ class Program:
     """A compiled Keras model."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
         self._compiled = Compiled(recipe.model, recipe.loss)
         self.optimizer = refusals.check_optimizer(recipe.optimizer)
         self.room = self._compiled.room + (measuring.ROOM if self._compiled.objective else 0)
@@ -118,10 +117,6 @@ class Program:
     def outputs(self, own: Copy, inputs: Any, seeds: Any) -> Any:
         """The model's outputs."""
         return self._compiled.outputs(self._values(own, seeds), inputs)
-
-    def dump(self) -> bytes:
-        """The recipe in one pickle."""
-        return pickling.dump(self._recipe)
 
     def _weighed(self, outcome: Outcome, share: Share) -> weighing.Weighed:
         if losses.summed(self._compiled.model):

@@ -83,12 +83,12 @@ def check_compiled_once(before: Sequence[Any], now: Sequence[Any]) -> None:
         )
 
 
-def check_same_variables(before: Sequence[Any], now: Sequence[Any]) -> None:
-    """Refuses a model with other layers than its trainer, and its optimizer, know."""
+def check_same_parts(before: Sequence[Any], now: Sequence[Any]) -> None:
+    """Refuses a model with other variables or layers than its trainer, and what was traced of it, know."""
     if list(map(id, before)) != list(map(id, now)):
         raise ModelError(
-            "A trainer trains the variables that its model had when it was wrapped. Got a model that has others since. "
-            "Compile it and call lockstep.wrap(model) again."
+            "A trainer trains the layers and variables that its model had when it was wrapped. Got a model that has "
+            "others since, or has them elsewhere. Compile it and call lockstep.wrap(model) again."
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from mxnet import autograd
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.mxnet import draws, inputs, losses, metrics, nodes, pickling, settings, statistics
+from lockstep.backends.mxnet import draws, inputs, losses, metrics, nodes, settings, statistics
 from lockstep.backends.mxnet.arrays import array_of, classic, dtype_of
 from lockstep.backends.mxnet.nodes import Vectors
 from lockstep.backends.mxnet.refusals import check_block, check_engine, check_graphs, check_optimizer
@@ -283,10 +283,6 @@ class MxnetBackend:
     def num_threads(self) -> int:
         """The OpenMP threads of the engine's thread for the first context."""
         return settings.num_threads(self._replicas.contexts[0])
-
-    def dump(self) -> bytes:
-        """The recipe in one pickle, with the optimizer's slots."""
-        return pickling.dump(self._recipe, self._updates.updater)
 
 
 def _vectors(node: Node) -> Vectors:

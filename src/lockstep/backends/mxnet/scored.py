@@ -12,9 +12,9 @@ from mxnet import gluon
 from mxnet.util import is_np_array
 
 from lockstep.backends.mxnet.arrays import classic
-from lockstep.backends.mxnet.pickling import GRAPHS
 
-_PASSING = {*GRAPHS, "_active", "_flags"}  # how the script runs its loss, which is not what it computes
+# How the script runs its loss, which is not what it computes.
+_PASSING = {"_cached_graph", "_cached_op", "_cached_op_args", "_active", "_flags"}
 _OWN = ("mxnet.gluon.loss", "lockstep.backends.mxnet.criterion")
 
 

@@ -219,10 +219,6 @@ class TensorflowBackend:
         """TensorFlow's intra-op threads."""
         return settings.num_threads()
 
-    def dump(self) -> bytes:
-        """The recipe in one pickle."""
-        return self._program.dump()
-
 
 def _variable(variable: Any) -> Any:
     """The tf.Variable inside a Keras variable."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lockstep.backends.base import Recipe
-from lockstep.backends.tensorflow import losses, metrics, pickling
+from lockstep.backends.tensorflow import losses, metrics
 from lockstep.backends.tensorflow.program import Copy, Share, Term
 from lockstep.backends.tensorflow.refusals import check_function, check_optimizer
 from lockstep.core.metrics import ratio, resolve
@@ -30,7 +30,6 @@ class Function:
         check_function(recipe)
         function, variables = recipe.model
         self.optimizer = check_optimizer(recipe.optimizer)
-        self._recipe = recipe
         self._function = getattr(function, "python_function", function)  # a tf.function holds on to its variables
         self._names = _names(variables)
         self._keywords = list(inspect.signature(self._function).parameters)
@@ -69,10 +68,6 @@ class Function:
         """The function's outputs."""
         with self._standing_in(own):
             return self._call(inputs, seeds, training=False)
-
-    def dump(self) -> bytes:
-        """The recipe in one pickle."""
-        return pickling.dump(self._recipe, _trainable)
 
     def _call(self, inputs: Any, seeds: Any, training: bool) -> Any:
         """A tuple of inputs is spread, a dict goes in by name."""

@@ -78,6 +78,3 @@ class Program(Protocol):
 
     def outputs(self, own: Copy, inputs: Any, seeds: Any) -> Any:
         """The outputs for one shard's inputs, without training."""
-
-    def dump(self) -> bytes:
-        """The recipe in one pickle."""

@@ -11,7 +11,7 @@ from lockstep.backends.base import Array, Node, Recipe, State, Work
 from lockstep.backends.jax import JaxBackend
 from lockstep.backends.jax.fields import Fields
 from lockstep.backends.jax.metrics import CUSTOM_SUMS
-from lockstep.backends.keras import pickling, sources
+from lockstep.backends.keras import sources
 from lockstep.backends.keras.compiled import Compiled, parts
 from lockstep.backends.keras.on_jax.net import Net
 from lockstep.backends.keras.on_jax.shards import KerasShards
@@ -28,7 +28,6 @@ class KerasOnJax(JaxBackend):
         self._compiled = compiled = Compiled(recipe.model, recipe.loss)
         if recipe.model.built and not recipe.optimizer.built:
             recipe.optimizer.build(recipe.model.trainable_variables)
-        self._outer = recipe
         net = Net(compiled)
         super().__init__(
             replace(recipe, model=net, optimizer=Stepper(compiled), loss=compiled.objective, metrics=()), names
@@ -80,7 +79,3 @@ class KerasOnJax(JaxBackend):
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
         """A source for the data containers that Keras takes."""
         return sources.of(data, batch_size, shuffle, seed)
-
-    def dump(self) -> bytes:
-        """The compiled model in one pickle."""
-        return pickling.dump(self._outer)
