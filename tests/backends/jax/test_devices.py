@@ -231,6 +231,14 @@ def test_more_cpu_devices_are_made_where_the_number_needs_them():
     assert lines == ["1 True", "12 {CpuDevice(id=11)}"]
 
 
+def test_a_pool_of_another_size_is_refused():
+    """NPROC is a word that build scripts use, too."""
+    (line,) = script(2, NPROC="4")
+    assert line.startswith(f"ExactError XLA's pool of CPU threads is part of the bits: {devices.threads()} for any")
+    assert line.endswith("because the variable NPROC says so. Unset it, or use exact=False.")
+    assert script("2, exact=False", NPROC="4") == ["2 True"]
+
+
 def test_arrays_bound_to_a_device_ask_for_a_line_at_the_beginning():
     bound = "own = jax.device_put(jnp.arange(3.0), jax.devices()[0])"
     (line,) = script(4, bound)

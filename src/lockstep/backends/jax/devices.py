@@ -100,6 +100,11 @@ def _cpus(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[Any]:
         config.update("jax_num_cpu_devices", max(count, CPUS, config.jax_num_cpu_devices))
         client = jax.local_devices(backend="cpu")[0].client
         _pools[client] = _count_threads() - before
+    if exact and pool() not in (0, threads()):
+        raise ExactError(
+            f"XLA's pool of CPU threads is part of the bits: {threads()} for any number of devices. Got {pool()}, "
+            "because the variable NPROC says so. Unset it, or use exact=False."
+        )
     there = jax.local_devices(backend="cpu")
     return [there[number] for number in numbers]
 
@@ -149,5 +154,11 @@ def _plugins() -> bool:
 
 def _count_threads() -> int:
     tasks = Path("/proc/self/task")
-    names = (task / "comm" for task in tasks.iterdir()) if tasks.is_dir() else ()
-    return sum(path.read_text().startswith(_THREAD) for path in names if path.exists())
+    return sum(_name(task).startswith(_THREAD) for task in (tasks.iterdir() if tasks.is_dir() else ()))
+
+
+def _name(task: Path) -> str:
+    try:
+        return (task / "comm").read_text()
+    except OSError:  # it has ended meanwhile
+        return ""
