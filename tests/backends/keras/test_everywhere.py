@@ -10,6 +10,7 @@ import tensorflow  # noqa: F401
 from keras import layers, ops
 
 import lockstep
+from lockstep.errors import BatchError
 
 # Keras's own arrays, under numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -130,6 +131,17 @@ def test_a_list_of_one_input_is_that_input():
     with lockstep.wrap(made(), devices=1, shards=2) as trainer:
         np.testing.assert_array_equal(trainer.predict([X]), trainer.predict(X))
         np.testing.assert_array_equal(*(ops.convert_to_numpy(trainer(given)) for given in ([X], X)))
+
+
+def test_several_inputs_for_a_model_of_one_are_refused():
+    """A Sequential would give the rows of the first alone."""
+    with lockstep.wrap(made(), devices=1, shards=2) as trainer:
+        for call in (lambda: trainer.predict([X, X]), lambda: trainer([X, X]), lambda: trainer.step(((X, X), Y))):
+            with pytest.raises(
+                BatchError, match=r"has one input. Got \(.*, 6\)\). Give one array; several batches come"
+            ):
+                call()
+        assert len(trainer.predict(iter([X, X]))) == 2 * len(X)
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])

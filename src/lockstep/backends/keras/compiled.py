@@ -13,7 +13,13 @@ from keras import ops
 
 from lockstep.backends.keras import generators, losses, names
 from lockstep.backends.keras.metrics import Measures, room
-from lockstep.backends.keras.refusals import check_compiled_once, check_loss, check_same_parts, check_targets
+from lockstep.backends.keras.refusals import (
+    check_compiled_once,
+    check_inputs,
+    check_loss,
+    check_same_parts,
+    check_targets,
+)
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, select
 from lockstep.core.objective import Objective
 from lockstep.errors import BatchError
@@ -223,6 +229,7 @@ class Compiled:
         return [scope.get_current_value(variable) for variable in self.kept().values()]
 
     def _call(self, x: Any, training: bool) -> Any:
+        check_inputs(self.model, x)
         return self.model(x, training=training) if self.model._call_has_training_arg else self.model(x)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from lockstep.backends.base import Recipe
+from lockstep.core.batches import describe
 from lockstep.errors import BatchError, ModelError, OptimizerError
 
 _HOMES = {"tensorflow": "tensorflow", "torch": "torch", "jaxlib": "jax", "jax": "jax"}
@@ -72,6 +73,16 @@ def check_targets(model: Any, targets: Any) -> None:
     """Refuses a batch that leaves the loss nothing to compare with."""
     if not _has_own_loss(model) and model._compile_loss is not None and targets is None:
         raise BatchError("A loss compares outputs with targets. Got a batch of inputs alone. Give (inputs, targets).")
+
+
+def check_inputs(model: Any, inputs: Any) -> None:
+    """Refuses several inputs for a model of one: of these a Sequential would take the first and drop the rest."""
+    known = getattr(model, "inputs", None) or ()  # a class of the script's own does not say
+    if len(known) == 1 and isinstance(inputs, tuple) and len(inputs) > 1:
+        raise BatchError(
+            f"{model.name!r} has one input. Got {describe(inputs)}. Give one array; several batches come from an "
+            "iterator, as in trainer.predict(iter([x1, x2]))."
+        )
 
 
 def check_compiled_once(before: Sequence[Any], now: Sequence[Any]) -> None:
