@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import cloudpickle
 import jax
 import numpy as np
 
@@ -222,11 +221,6 @@ class JaxBackend:
     def num_threads(self) -> int:
         """XLA's threads are one pool for the whole process."""
         return 1
-
-    def dump(self) -> bytes:
-        """The recipe in one pickle."""
-        data: bytes = cloudpickle.dumps(self._recipe)
-        return data
 
     # -- inside
 
