@@ -13,9 +13,8 @@ import numpy as np
 from flax import nnx
 
 from lockstep.backends.jax import modes, trees
+from lockstep.backends.jax.attributes import Attributes
 from lockstep.errors import ModelError
-
-_PLAIN = (bool, int, float, str, type(None))
 
 
 class Module:
@@ -27,11 +26,9 @@ class Module:
     def __init__(self, module: nnx.Module, wrt: Any) -> None:
         self._module = module
         self._wrt = wrt
-        self._nodes = [node for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Pytree)]
-        self._flags = {*modes.FLAGS, modes.field(vars(module))}
+        self._attributes = Attributes(module, [*modes.FLAGS, *filter(None, [modes.field(vars(module))])])
         self._keeps = _variables(module)
         self._published: list[Any] = []
-        self._plain, self._hung = self._attributes()
         self._split()
 
     def _split(self) -> None:
@@ -91,31 +88,8 @@ class Module:
         return True
 
     def signature(self) -> Any:
-        """The plain attributes of every module in the graph; what else hangs there is to stay."""
-        plain, hung = self._attributes()
-        if hung != self._hung:
-            name = next(key for key, _ in [*hung, *self._hung] if hung.count((key, _)) != self._hung.count((key, _)))
-            raise ModelError(
-                f"A model keeps the modules and variables it was wrapped with. {name!r} was replaced, added or taken "
-                "away since. Call lockstep.wrap again after changing the model; writing variable[...] = array works."
-            )
-        if plain != self._plain:
-            self._plain = plain
-            self._split()
-        return plain
-
-    def _attributes(self) -> tuple[list[Any], list[Any]]:
-        """The plain values of every module without its mode's flags, and the identity of what else hangs there."""
-        plain, hung = [], []
-        for node in self._nodes:
-            for key, value in vars(node).items():
-                if key in self._flags or key.startswith("_pytree") or isinstance(value, jax.Array | np.ndarray):
-                    continue
-                if type(value) in _PLAIN:
-                    plain.append((key, value))
-                else:
-                    hung.append((key, id(value)))
-        return plain, hung
+        """The numbers and words in every module of the graph; what else hangs there is to stay."""
+        return self._attributes.look()
 
     def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
         """An nnx module has its variables from the beginning."""
