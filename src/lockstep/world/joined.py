@@ -106,10 +106,9 @@ class Joined:
         return shared
 
     def settle(self) -> None:
-        """The first process's state, where it has written to it."""
+        """The first process's state and controls, where it has changed them."""
         with self._call():
-            if any(touched for *_, touched in self._meet("settle", 0, 0, int(self._backend.touched()))):
-                self._take_state()
+            self._agree_on("settle", [])
 
     def abandon(self) -> None:
         """Comes to the others' next call with nothing but that word; where a call itself failed, they know."""
@@ -131,7 +130,7 @@ class Joined:
     def _agree_on(self, method: str, works: list[Work]) -> None:
         """Stops where a process came with another batch; brings in what the first process's script has changed."""
         controls = pickle.dumps(self._backend.controls())
-        batch = 0 if method in ("digests", "times") else _fingerprint(works, self._backend.host)
+        batch = 0 if method in ("digests", "times", "settle") else _fingerprint(works, self._backend.host)
         everyone = self._meet(method, batch, _short(controls), self._backend.touched())
         for index, (_, theirs, _, _) in enumerate(everyone):
             if theirs != everyone[0][1]:

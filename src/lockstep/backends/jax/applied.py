@@ -138,6 +138,12 @@ class Applied:
         """A function and its module do not change."""
         return None
 
+    def controls(self) -> Any:
+        """Nothing."""
+
+    def turn(self, controls: Any) -> None:
+        """There is nothing to turn."""
+
     def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
         """Dicts as the names of a state tell them."""
         if self.params is not None:

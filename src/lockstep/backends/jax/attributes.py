@@ -45,6 +45,17 @@ class Attributes:
         self._seen, self._text = found, _text(found)
         return self._text
 
+    def write(self, text: str) -> None:
+        """Makes the numbers and words those of a text, which another process's modules gave."""
+        told, own = json.loads(text), json.loads(self.look())
+        for path in told.keys() | own.keys():
+            node, theirs, ours = self._nodes[path], told.get(path, {}), own.get(path, {})
+            for name in ours.keys() - theirs.keys():
+                delattr(node, name)
+            for name, value in theirs.items():
+                if name not in ours or json.dumps(value) != json.dumps(ours[name]):
+                    setattr(node, name, value)
+
     def _found(self) -> dict[tuple[str, str], Any]:
         """Every attribute but the mode's flags, by the path of its module and its name; of an array, that it is one."""
         return {

@@ -194,12 +194,13 @@ class JaxBackend:
         self._replicas.set_numbers(numbers)
 
     def controls(self) -> Any:
-        """The optimizer's numbers."""
-        return [dict(group) for group in self.numbers()]
+        """The optimizer's numbers, and the numbers and words in an nnx module."""
+        return {"numbers": self.numbers(), "model": self._replicas.model.controls()}
 
     def turn(self, controls: Any) -> None:
-        """Takes over another process's numbers."""
-        self.set_numbers(controls)
+        """Takes over another process's controls."""
+        self._replicas.model.turn(controls["model"])
+        self.set_numbers(controls["numbers"])
 
     def touched(self) -> bool:
         """Whether the script wrote to the state since the last step."""

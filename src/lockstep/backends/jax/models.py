@@ -56,6 +56,12 @@ class Model(Protocol):
     def signature(self) -> Any:
         """What else of the object an executable depends on."""
 
+    def controls(self) -> Any:
+        """What of the object travels to other processes beside its arrays."""
+
+    def turn(self, controls: Any) -> None:
+        """Takes over what another process's object has there."""
+
     def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
         """Empty parameters and other variables with the names of a state, where there are none yet."""
 

@@ -91,6 +91,14 @@ class Module:
         """The numbers and words in every module of the graph; what else hangs there is to stay."""
         return self._attributes.look()
 
+    def controls(self) -> Any:
+        """The same numbers and words, which another process may turn."""
+        return self._attributes.look()
+
+    def turn(self, controls: Any) -> None:
+        """Writes another process's numbers and words into the script's own module."""
+        self._attributes.write(controls)
+
     def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
         """An nnx module has its variables from the beginning."""
         return self.params, self.rest

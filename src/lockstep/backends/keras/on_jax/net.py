@@ -73,6 +73,12 @@ class Net:
         numbers = Slots(self._compiled, self._compiled.model.optimizer).constants()
         return (*numbers.items(), *self._compiled.form)
 
+    def controls(self) -> Any:
+        """Nothing: the optimizer's numbers are all that travels."""
+
+    def turn(self, controls: Any) -> None:
+        """There is nothing to turn."""
+
     def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
         """The variables, which are there: others are refused before."""
         return self.params, self.rest
