@@ -59,7 +59,7 @@ def test_a_number_that_changes_is_seen(value):
 def test_values_of_another_type_or_sign_are_others():
     """Python takes them for equal, and an executable does not."""
     model = Scaled()
-    attributes = Attributes(model, ())
+    attributes = Attributes(model)
     texts = []
     for value in (1.0, 1, True, "1", 0.0, -0.0, None):
         model.scale = value

@@ -71,6 +71,44 @@ class Told(Flagged):
         return self.last(self.dropout(x, deterministic=not training))
 
 
+class Shadowing(Flagged):
+    """Has a field where nnx has a method."""
+
+    def __init__(self):
+        super().__init__()
+        self.train = False
+
+    def __call__(self, x):
+        return super().__call__(x) if self.train else super().__call__(x) * 2
+
+
+class Deep(Flagged):
+    """A layer of it has a field, and the module itself none."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nnx.List([Shadowing()])
+        self.inner[0].training = True
+
+    def __call__(self, x):
+        return super().__call__(x) * (1 if self.inner[0].training and self.inner[0].train else 2)
+
+
+class Overriding(Flagged):
+    """Turns more than flax does, in a method of its own."""
+
+    def train(self):
+        super().train()
+        self.factor = 1
+
+    def eval(self):
+        super().eval()
+        self.factor = 2
+
+    def __call__(self, x):
+        return super().__call__(x) * self.factor
+
+
 def initialized(module, **mode):
     return module.init(jax.random.key(1), X[:2], **mode)
 
@@ -122,6 +160,18 @@ def test_every_form_trains_and_rests(make):
     statistics = [name for name in before if "mean" in name or "var" in name]
     assert len(statistics) == 2
     assert all(trainer.digests()[name] != before[name] for name in statistics)
+
+
+@pytest.mark.parametrize("made", [Shadowing, Deep, Overriding])
+def test_a_mode_is_told_wherever_a_module_has_it(made):
+    """Twice the outputs without training, and the script's own flags as they were."""
+    model, plain = made(), Flagged()
+    fields = {name: value for name, value in vars(model).items() if isinstance(value, bool)}
+    trainer = lockstep.wrap(model, optax.sgd(0.0), LOSS, shards=2)
+    usual = lockstep.wrap(plain, optax.sgd(0.0), LOSS, shards=2)
+    assert trainer.step((X, Y))["loss"] == pytest.approx(usual.step((X, Y))["loss"], rel=1e-6)
+    np.testing.assert_allclose(trainer.predict(X), 2 * usual.predict(X), rtol=1e-6)
+    assert {name: value for name, value in vars(model).items() if isinstance(value, bool)} == fields
 
 
 def bound(model):

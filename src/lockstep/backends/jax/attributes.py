@@ -7,13 +7,13 @@ kept, so that no other can come to lie at its address.
 
 import json
 import operator
-from collections.abc import Collection
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
+from lockstep.backends.jax import modes
 from lockstep.errors import ModelError
 
 _ARRAYS = (jax.Array, np.ndarray)
@@ -23,8 +23,7 @@ _PLAIN = (bool, int, float, str, type(None))
 class Attributes:
     """The attributes of every module in a graph, as they were seen last."""
 
-    def __init__(self, module: nnx.Module, flags: Collection[str]) -> None:
-        self._flags = flags  # what tells the mode
+    def __init__(self, module: nnx.Module) -> None:
         self._nodes = {str(path): node for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Pytree)}
         self._seen = self._found()
         self._text = _text(self._seen)
@@ -57,12 +56,12 @@ class Attributes:
                     setattr(node, name, value)
 
     def _found(self) -> dict[tuple[str, str], Any]:
-        """Every attribute but the mode's flags, by the path of its module and its name; of an array, that it is one."""
+        """Every attribute but what tells the mode, by its module's path and its name; of an array, that it is one."""
         return {
             (path, name): _ARRAYS if isinstance(value, _ARRAYS) else value
             for path, node in self._nodes.items()
             for name, value in vars(node).items()
-            if not (name.startswith("_pytree") or name in self._flags)
+            if not (name.startswith("_pytree") or modes.tells(name, value))
         }
 
 

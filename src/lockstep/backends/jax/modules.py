@@ -5,7 +5,7 @@ variables in it. After every step the module's variables get the new arrays, and
 an array that the script has put there since is seen by its being another object.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ class Module:
     def __init__(self, module: nnx.Module, wrt: Any) -> None:
         self._module = module
         self._wrt = wrt
-        self._attributes = Attributes(module, [*modes.FLAGS, *filter(None, [modes.field(vars(module))])])
+        self._attributes = Attributes(module)
         self._keeps = _variables(module)
         self._published: list[Any] = []
         self._split()
@@ -160,9 +160,12 @@ def _form(value: Any) -> str:
 def _graph(module: nnx.Module, training: bool) -> Any:
     """The module's graph and state in one mode; the script's own flags stay where they are."""
     copy = nnx.merge(*nnx.split(module))
-    turn: Callable[..., None] = copy.train if training else copy.eval
-    name = modes.field(vars(copy))
-    turn(**({} if name is None or name == "deterministic" else {name: modes.value(name, training)}))
+    name = "train" if training else "eval"
+    turn = getattr(type(copy), name)  # of the class: a field may have the method's name
+    (turn if callable(turn) else getattr(nnx.Module, name))(copy)
+    for _, node in nnx.iter_modules(copy):
+        for name in modes.fields(node):
+            setattr(node, name, modes.value(name, training))
     return nnx.split(copy)
 
 
