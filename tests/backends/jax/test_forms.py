@@ -1,5 +1,7 @@
 """The forms in which JAX's people have a model, an optimizer and a mode."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -118,15 +120,22 @@ def pair():
     return module.apply, initialized(module, train=False)
 
 
-def state():
+def state(around=lambda apply: apply):
     class State(TrainState):
         batch_stats: object = None
 
     module = Argument()
     variables = initialized(module, train=False)
     return State.create(
-        apply_fn=module.apply, params=variables["params"], tx=optax.sgd(0.1), batch_stats=variables["batch_stats"]
+        apply_fn=around(module.apply),
+        params=variables["params"],
+        tx=optax.sgd(0.1),
+        batch_stats=variables["batch_stats"],
     )
+
+
+def jitted(apply):
+    return jax.jit(apply, static_argnames=("train", "mutable"))
 
 
 MODELS = {
@@ -136,7 +145,10 @@ MODELS = {
     "linen, bound": lambda: Argument().bind(initialized(Argument(), train=False)),
     "(apply, variables)": pair,
     "(module, variables)": lambda: (Argument(), initialized(Argument(), train=False)),
+    "(jitted apply, variables)": lambda: (jitted(pair()[0]), pair()[1]),
+    "(partial, variables)": lambda: (jax.jit(partial(jitted(pair()[0]), train=True, method="__call__")), pair()[1]),
     "TrainState": state,
+    "TrainState, jitted": lambda: state(jitted),
     "nnx, flags": Flagged,
     "nnx, an argument": Told,
 }
@@ -178,6 +190,26 @@ def bound(model):
     if isinstance(model, nnx.Module):
         model.eval()
     return model
+
+
+def test_a_method_of_a_module_is_told_its_mode():
+    class Several(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return self.other(x, training=False)
+
+        @nn.compact
+        def other(self, x, *, training):
+            return nn.Dense(3, name="only")(x) * (1 if training else 2)
+
+    module = Several()
+    apply, variables = partial(module.apply, method="other"), initialized(module)
+    trainer = lockstep.wrap((apply, variables), optax.sgd(0.0), LOSS, shards=2)
+    plain = lockstep.wrap((nn.Dense(3), {"params": variables["params"]["only"]}), optax.sgd(0.0), LOSS, shards=2)
+    assert trainer.step((X, Y))["loss"] == plain.step((X, Y))["loss"]
+    again = lockstep.wrap(trainer.model, optax.sgd(0.0), LOSS, shards=2)
+    for each in (trainer, again):
+        np.testing.assert_allclose(each.predict(X), 2 * plain.predict(X), rtol=1e-6)
 
 
 def test_a_plain_function_of_plain_parameters():

@@ -62,14 +62,27 @@ def test_an_apply_that_forgets_what_it_keeps():
 
 
 def test_an_apply_names_what_it_is_given():
+    module = nn.Dense(3)
+
     def apply(variables, x, **more):
-        return x @ variables["params"] + more["train"]
+        return module.apply(variables, x, **more)
+
+    for hidden in (apply, jax.jit(apply), jax.vmap(module.apply, in_axes=(None, 0))):
+        with pytest.raises(
+            ModelError, match=r"names them. Got one with \*\*. Write for example apply\(variables, x, \*"
+        ):
+            wrapped((hidden, module.init(jax.random.key(0), X)))
+
+
+def test_a_linen_modules_own_errors_have_no_note_of_ours():
+    class Failing(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x) + {}["missing"]
 
     with pytest.raises(KeyError) as caught:
-        wrapped((apply, {"params": jnp.ones((6, 3))})).step((X, Y))
-    assert (
-        "Got one with **. Write for example apply(variables, x, *, train, rngs, mutable)" in caught.value.__notes__[0]
-    )
+        wrapped((Failing(), {"params": {"Dense_0": nn.Dense(3).init(jax.random.key(0), X)["params"]}})).step((X, Y))
+    assert not any("names them" in note for note in caught.value.__notes__)
 
 
 def test_an_apply_is_given_keys_and_gives_back_what_it_keeps():

@@ -8,6 +8,7 @@ is called like a module and shows the current variables.
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -27,10 +28,9 @@ class Applied:
 
     donated = True  # the script sees copies
 
-    def __init__(self, apply: Callable[..., Any], module: nn.Module | None, variables: Any) -> None:
-        self.apply = apply
-        self.module = module
-        self._collected = module is not None or (isinstance(variables, Mapping) and PARAMS in variables)
+    def __init__(self, apply: Callable[..., Any], variables: Any) -> None:
+        self.apply, self.module, self.fixed = _opened(apply)
+        self._collected = self.module is not None or (isinstance(variables, Mapping) and PARAMS in variables)
         self.home = "model.params" if self._collected else "model"
         self.state: TrainState | None = None
         self.params: Any = None
@@ -43,23 +43,21 @@ class Applied:
     def of_module(cls, module: nn.Module) -> "Applied":
         """A linen module: with its variables where it is bound, else with those of the first batch."""
         if module.scope is None:
-            return cls(module.apply, module, None)
+            return cls(module.apply, None)
         plain, variables = module.unbind()
-        return cls(plain.apply, plain, variables)
+        return cls(plain.apply, variables)
 
     @classmethod
     def of_pair(cls, apply: Any, variables: Any) -> "Applied":
         """(apply, variables), or (linen module, variables)."""
-        if isinstance(apply, nn.Module):
-            return cls(apply.apply, apply, variables)
-        return cls(apply, _module_of(apply), variables)
+        return cls(apply.apply if isinstance(apply, nn.Module) else apply, variables)
 
     @classmethod
     def of_state(cls, state: TrainState) -> "Applied":
         """A TrainState, whose further fields of variables (batch_stats ...) go along."""
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         kept = {name: value for name, value in fields.items() if name not in _OWN_FIELDS and isinstance(value, Mapping)}
-        model = cls(state.apply_fn, _module_of(state.apply_fn), {PARAMS: state.params, **kept})
+        model = cls(state.apply_fn, {PARAMS: state.params, **kept})
         model.state = state
         return model
 
@@ -95,17 +93,23 @@ class Applied:
 
     def _in_mode(self, training: bool) -> tuple[Callable[..., Any], dict[str, Any]]:
         """The function, and how it is told the mode: by an argument of the call, else by a field of the module."""
-        call = self.apply if self.module is None else type(self.module).__call__
-        name = modes.argument(call)
+        if self.module is None:
+            name = modes.argument(self.apply)
+            return self.apply, {} if name is None else {name: modes.value(name, training)}
+        name = modes.argument(self._method())
         if name is not None:
-            return self.apply, {name: modes.value(name, training)}
-        if self.module is not None:
-            fields = {field.name: getattr(self.module, field.name) for field in dataclasses.fields(self.module)}
-            name = modes.field(fields)
-            if name is not None:
-                clone: Any = self.module.clone
-                return clone(**{name: modes.value(name, training)}).apply, {}
-        return self.apply, {}
+            return self.apply, {**self.fixed, name: modes.value(name, training)}
+        name = modes.field({each.name: getattr(self.module, each.name) for each in dataclasses.fields(self.module)})
+        if name is None:
+            return self.apply, dict(self.fixed)
+        clone: Any = self.module.clone
+        return clone(**{name: modes.value(name, training)}).apply, dict(self.fixed)
+
+    def _method(self) -> Callable[..., Any]:
+        """The method of the linen module that is called."""
+        method = self.fixed.get("method") or "__call__"
+        found: Callable[..., Any] = getattr(type(self.module), method) if isinstance(method, str) else method
+        return found
 
     def start(self, inputs: Any, key: Any) -> None:
         """Initializes a linen module from the first batch's inputs."""
@@ -175,8 +179,8 @@ class BoundApply:
         """The outputs; what the model keeps is remembered."""
         named = {**self._named, **named}
         if not self._mutable:
-            return self._run(inputs, named)
-        result = self._run(inputs, {**named, "mutable": self._mutable})
+            return self._apply(self.variables, *inputs, **named)
+        result = self._apply(self.variables, *inputs, **{**named, "mutable": self._mutable})
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
             raise ModelError(
                 f"With mutable={self._mutable} apply gives (outputs, variables). Got {type(result).__name__}. "
@@ -185,17 +189,6 @@ class BoundApply:
         outputs, kept = result
         self._rest = {**self._rest, **{name: unfreeze(kept[name]) for name in self._mutable if name in kept}}
         return outputs
-
-    def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        try:
-            return self._apply(self.variables, *inputs, **named)
-        except Exception as error:
-            if modes.takes_any(self._apply):
-                error.add_note(
-                    "The mode, rngs and mutable are given to an apply that names them. Got one with **. "
-                    "Write for example apply(variables, x, *, train, rngs, mutable)."
-                )
-            raise
 
     @property
     def variables(self) -> Any:
@@ -239,7 +232,8 @@ class Handle:
         given = self.applied
         if given.state is not None:
             return Applied.of_state(self.state).handle
-        return Applied(given.apply, given.module, None if given.params is None else self.variables).handle
+        apply = partial(given.apply, **given.fixed)
+        return Applied(apply, None if given.params is None else self.variables).handle
 
     def _current(self) -> tuple[Any, Any]:
         if self.applied.params is None:
@@ -266,7 +260,27 @@ def _sown(collection: Any) -> bool:
     return any(isinstance(node, tuple) for node in nodes)
 
 
-def _module_of(apply: Any) -> nn.Module | None:
-    """The linen module whose `apply` this is."""
-    owner = getattr(apply, "__self__", None)
-    return owner if isinstance(owner, nn.Module) and getattr(apply, "__name__", "") == "apply" else None
+def _opened(apply: Any) -> tuple[Callable[..., Any], nn.Module | None, dict[str, Any]]:
+    """What is called, the linen module whose `apply` it is, and the arguments that are fixed for it.
+
+    A module's `apply` may stand inside of `jax.jit`, which would take the mode for an array, and of
+    `functools.partial`. Inside of anything else, which may do what it likes with its arguments, it is not looked for.
+    """
+    inner: Any = apply
+    fixed: dict[str, Any] = {}
+    while True:
+        if isinstance(inner, partial) and not inner.args:
+            inner, fixed = inner.func, {**inner.keywords, **fixed}
+        elif isinstance(inner, jax.stages.Wrapped) and hasattr(inner, "__wrapped__"):
+            inner = inner.__wrapped__
+        else:
+            break
+    owner = getattr(inner, "__self__", None)
+    if isinstance(owner, nn.Module) and getattr(inner, "__name__", "") == "apply":
+        return inner, owner, fixed
+    if modes.takes_any(apply):
+        raise ModelError(
+            "The mode, rngs and mutable are given to an apply that names them. Got one with **. Write for example "
+            "apply(variables, x, *, train, rngs, mutable), or apply(variables, x) where it needs none of them."
+        )
+    return apply, None, {}
