@@ -148,20 +148,6 @@ class Applied:
     def turn(self, controls: Any) -> None:
         """There is nothing to turn."""
 
-    def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Dicts as the names of a state tell them."""
-        if self.params is not None:
-            return self.params, self.rest
-        prefix = "model."
-        found = trees.nested(
-            {
-                name.removeprefix(prefix): trees.from_array(value)
-                for name, value in state.items()
-                if name.startswith(prefix)
-            }
-        )
-        return found.pop(PARAMS, {}), found
-
 
 class BoundApply:
     """The function inside an executable; calls in turn see what the earlier ones have kept."""

@@ -6,7 +6,6 @@ statistics, counters) and a function of both. Inside a shard's executable it is
 other variables have become.
 """
 
-from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
@@ -61,9 +60,6 @@ class Model(Protocol):
 
     def turn(self, controls: Any) -> None:
         """Takes over what another process's object has there."""
-
-    def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Empty parameters and other variables with the names of a state, where there are none yet."""
 
 
 def of(model: Any, wrt: Any = None) -> Model:

@@ -99,10 +99,6 @@ class Module:
         """Writes another process's numbers and words into the script's own module."""
         self._attributes.write(controls)
 
-    def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
-        """An nnx module has its variables from the beginning."""
-        return self.params, self.rest
-
     def held(self) -> list[Any]:
         """The arrays in the script's own variables."""
         return [owner.get_raw_value() for owner in self._owners]

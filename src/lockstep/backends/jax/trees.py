@@ -26,22 +26,6 @@ def refilled(tree: Any, leaves: list[Any]) -> Any:
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
-def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Dicts in dicts out of names with dots.
-
-    >>> nested({"params.Dense_0.bias": 1, "params.Dense_0.kernel": 2})
-    {'params': {'Dense_0': {'bias': 1, 'kernel': 2}}}
-    """
-    result: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        *path, last = name.split(".")
-        place = result
-        for part in path:
-            place = place.setdefault(part, {})
-        place[last] = leaf
-    return result
-
-
 def to_state(prefix: str, tree: Any) -> State:
     """A copy of every array of a nest, by name, as numpy holds it."""
     return {f"{prefix}.{name}": to_array(leaf) for name, leaf in named(tree).items()}

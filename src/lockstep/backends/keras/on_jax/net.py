@@ -1,6 +1,6 @@
 """Nets: a Keras model's variables, as the JAX backend's parameters and the rest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -78,10 +78,6 @@ class Net:
 
     def turn(self, controls: Any) -> None:
         """There is nothing to turn."""
-
-    def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
-        """The variables, which are there: others are refused before."""
-        return self.params, self.rest
 
 
 class BoundNet:
