@@ -291,13 +291,53 @@ def test_what_a_module_sows_is_no_state():
         @nn.compact
         def __call__(self, x):
             self.sow("losses", "size", (x**2).mean())
-            return nn.Dense(3)(x)
+            self.sow("carry", "seen", x)
+            carry = self.variable("carry", "pair", lambda: (jnp.zeros(6, x.dtype), jnp.zeros((), x.dtype)))
+            mean, count = carry.value
+            if not self.is_initializing() and self.is_mutable_collection("carry"):
+                carry.value = mean + x.mean(0), count + 1
+            return nn.Dense(3)(x + mean)
 
-    for model in (Sowing(), (Sowing(), initialized(Sowing()))):
-        trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=2)
+    lazy = lockstep.wrap(Sowing(), optax.sgd(0.1), LOSS, shards=2)
+    given = initialized(Sowing())
+    pair = lockstep.wrap((Sowing(), given), optax.sgd(0.1), LOSS, shards=2)
+    again = None
+    for trainer in (lazy, pair):
         trainer.step((X, Y))
         trainer.step((X, Y))
-        assert sorted(trainer.model.variables) == ["params"]
+        again = again or lockstep.wrap(lazy.model, optax.sgd(0.1), LOSS, shards=2)
+        mean, count = trainer.model.variables["carry"]["pair"]
+        assert count == 2
+        np.testing.assert_allclose(mean, 2 * X.mean(0), rtol=1e-4)
+    again.step((X, Y))
+    for variables in (lazy.model.variables, again.model.variables):
+        assert sorted(variables) == ["carry", "params"]
+        assert sorted(variables["carry"]) == ["pair"]
+    found = pair.model.variables  # what the script gave stays as it was given
+    assert found["losses"] == given["losses"]
+    np.testing.assert_array_equal(found["carry"]["seen"], given["carry"]["seen"])
+
+
+def test_what_an_nnx_module_sows_is_no_state():
+    class Sowing(Flagged):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "seen", x)
+            return super().__call__(x)
+
+    def trained(**more):
+        trainer = lockstep.wrap(Sowing(), optax.sgd(0.1), LOSS, shards=2)
+        for _ in range(2):
+            trainer.step((X, Y))
+            for count in more.values():
+                trainer.model(X[:count])
+        return trainer
+
+    with pytest.warns(DeprecationWarning, match="sow"):
+        quiet, called = trained(), trained(rows=2)
+    wrapped = lockstep.wrap(called.model, optax.sgd(0.1), LOSS, shards=2)
+    assert len(called.model.seen.get_value()) == 2
+    assert called.digests().keys() == quiet.digests().keys() == wrapped.digests().keys()
+    assert not any("seen" in name for name in called.digests())
 
 
 def test_an_objective_needs_variables():

@@ -135,6 +135,6 @@ def test_a_variable_keeps_its_form(value):
 def test_what_was_hung_into_a_module_is_named():
     model = Net()
     trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=2)
-    model.seen = nnx.Intermediate((jnp.zeros(3),))  # as an eager call that sows does
+    model.seen = nnx.Variable(jnp.zeros(3))
     with pytest.raises(ModelError, match="'seen' was replaced, added or taken away"):
         trainer.step((X, Y))

@@ -16,7 +16,7 @@ import jax
 from flax.core import unfreeze
 from flax.training.train_state import TrainState
 
-from lockstep.backends.jax import batches, modes, trees
+from lockstep.backends.jax import batches, modes, sown, trees
 from lockstep.errors import ModelError
 
 PARAMS = "params"
@@ -33,6 +33,7 @@ class Applied:
         self._collected = self.module is not None or (isinstance(variables, Mapping) and PARAMS in variables)
         self.home = "model.params" if self._collected else "model"
         self.state: TrainState | None = None
+        self.sown: frozenset[sown.Path] = frozenset()  # where a linen module has sown when it was made
         self.params: Any = None
         self.rest: Any = {}
         self.handle = Handle(self)
@@ -70,11 +71,7 @@ class Applied:
         if PARAMS not in variables:
             raise ModelError(f"A model has parameters to train in 'params'. Got {sorted(variables)}.")
         self.params = variables[PARAMS]
-        self.rest = {
-            name: value
-            for name, value in variables.items()
-            if name != PARAMS and not (self.module is not None and _sown(value))
-        }
+        self.rest = {name: value for name, value in variables.items() if name != PARAMS}
 
     def variables(self, params: Any, rest: Any) -> Any:
         """What `apply` is called with."""
@@ -124,7 +121,19 @@ class Applied:
             arguments, more = spread(form.filled(arrays))
             return module.init(_streams(key), *arguments, **more, **named)
 
-        self._take(jax.jit(made)(key, arrays))
+        def again(variables: Any, key: Any, arrays: Any) -> Any:
+            arguments, more = spread(form.filled(arrays))
+            given = {**named, **more, "rngs": _streams(key), "mutable": sorted(variables.keys() - {PARAMS})}
+            return module.apply(variables, *arguments, **given)[1]
+
+        variables = jax.jit(made)(key, arrays)
+        self.sown = sown.paths(variables, lambda: jax.eval_shape(again, unfreeze(variables), key, arrays))
+        self._take(sown.without(variables, self.sown))
+
+    def kept(self, rest: Any, after: dict[str, Any]) -> Any:
+        """The other variables after a call that gave these; what a linen module has sown is none."""
+        after = unfreeze(after)
+        return {**rest, **(after if self.module is None else sown.kept(rest, after, self.sown))}
 
     def publish(self, params: Any, rest: Any) -> None:
         """Keeps them for the script's handle."""
@@ -173,7 +182,7 @@ class BoundApply:
                 "Return both, or leave mutable out of its arguments."
             )
         outputs, kept = result
-        self._rest = {**self._rest, **{name: unfreeze(kept[name]) for name in self._mutable if name in kept}}
+        self._rest = self._model.kept(self._rest, {name: kept[name] for name in self._mutable if name in kept})
         return outputs
 
     @property
@@ -219,7 +228,9 @@ class Handle:
         if given.state is not None:
             return Applied.of_state(self.state).handle
         apply = partial(given.apply, **given.fixed)
-        return Applied(apply, None if given.params is None else self.variables).handle
+        other = Applied(apply, None if given.params is None else self.variables)
+        other.sown = given.sown
+        return other.handle
 
     def _current(self) -> tuple[Any, Any]:
         if self.applied.params is None:
@@ -238,12 +249,6 @@ def spread(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _streams(key: Any) -> dict[str, Any]:
     """The keys that a linen module asks for by name; further names are derived from that of the parameters."""
     return {name: jax.random.fold_in(key, index) for index, name in enumerate((PARAMS, "dropout"))}
-
-
-def _sown(collection: Any) -> bool:
-    """Whether a collection holds what `self.sow` gathers: no state, for it grows with every call."""
-    nodes = jax.tree.leaves(collection, is_leaf=lambda node: isinstance(node, tuple))
-    return any(isinstance(node, tuple) for node in nodes)
 
 
 def _opened(apply: Any) -> tuple[Callable[..., Any], nn.Module | None, dict[str, Any]]:

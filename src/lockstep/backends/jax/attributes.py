@@ -56,12 +56,15 @@ class Attributes:
                     setattr(node, name, value)
 
     def _found(self) -> dict[tuple[str, str], Any]:
-        """Every attribute but what tells the mode, by its module's path and its name; of an array, that it is one."""
+        """Every attribute by its module's path and its name; of an array, that it is one.
+
+        Not what tells the mode, nor what an eager call has sown.
+        """
         return {
             (path, name): _ARRAYS if isinstance(value, _ARRAYS) else value
             for path, node in self._nodes.items()
             for name, value in vars(node).items()
-            if not (name.startswith("_pytree") or modes.tells(name, value))
+            if not (name.startswith("_pytree") or isinstance(value, nnx.Intermediate) or modes.tells(name, value))
         }
 
 

@@ -32,8 +32,8 @@ class Module:
         self._split()
 
     def _split(self) -> None:
-        """Takes the module's graph and variables as they are now."""
-        parts: Any = nnx.split(self._module, self._wrt, nnx.RngState, ...)
+        """Takes the module's variables as they are now, without its generators and what it has sown."""
+        parts: Any = nnx.split(self._module, self._wrt, (nnx.RngState, nnx.Intermediate), ...)
         _, params, _, rest = parts
         self.params, self.rest = nnx.as_pure(params), nnx.as_pure(rest)
         self._owners = [*self._found(params), *self._found(rest)]
