@@ -16,7 +16,7 @@ import jax
 from flax.core import unfreeze
 from flax.training.train_state import TrainState
 
-from lockstep.backends.jax import batches, modes, sown, trees
+from lockstep.backends.jax import batches, keys, modes, sown, trees
 from lockstep.errors import ModelError
 
 PARAMS = "params"
@@ -64,6 +64,7 @@ class Applied:
 
     def _take(self, variables: Any) -> None:
         trees.check_there(variables)
+        trees.named(variables)  # refuses two arrays of one name
         if not self._collected:
             self.params, self.rest = variables, {}
             return
@@ -82,7 +83,7 @@ class Applied:
         apply, named = self._in_mode(training)
         taken = {"rngs", "mutable"} if self.module is not None else modes.accepted(apply)
         if "rngs" in taken:
-            named["rngs"] = _streams(key)
+            named["rngs"] = keys.Streams(key)
         mutable = sorted(rest) if training and "mutable" in taken else []
         if "mutable" in taken and not mutable:
             named["mutable"] = False
@@ -119,11 +120,11 @@ class Applied:
 
         def made(key: Any, arrays: Any) -> Any:
             arguments, more = spread(form.filled(arrays))
-            return module.init(_streams(key), *arguments, **more, **named)
+            return module.init(keys.Streams(key), *arguments, **more, **named)
 
         def again(variables: Any, key: Any, arrays: Any) -> Any:
             arguments, more = spread(form.filled(arrays))
-            given = {**named, **more, "rngs": _streams(key), "mutable": sorted(variables.keys() - {PARAMS})}
+            given = {**named, **more, "rngs": keys.Streams(key), "mutable": sorted(variables.keys() - {PARAMS})}
             return module.apply(variables, *arguments, **given)[1]
 
         variables = jax.jit(made)(key, arrays)
@@ -132,7 +133,7 @@ class Applied:
 
     def kept(self, rest: Any, after: dict[str, Any]) -> Any:
         """The other variables after a call that gave these; what a linen module has sown is none."""
-        after = unfreeze(after)
+        after = jax.tree.map(_array, unfreeze(after))
         return {**rest, **(after if self.module is None else sown.kept(rest, after, self.sown))}
 
     def publish(self, params: Any, rest: Any) -> None:
@@ -246,9 +247,9 @@ def spread(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(inputs) if isinstance(inputs, tuple) else (inputs,)), {}
 
 
-def _streams(key: Any) -> dict[str, Any]:
-    """The keys that a linen module asks for by name; further names are derived from that of the parameters."""
-    return {name: jax.random.fold_in(key, index) for index, name in enumerate((PARAMS, "dropout"))}
+def _array(value: Any) -> Any:
+    """A plain number as an array; an array as the object that it is."""
+    return value if hasattr(value, "shape") else jax.numpy.asarray(value)
 
 
 def _opened(apply: Any) -> tuple[Callable[..., Any], nn.Module | None, dict[str, Any]]:

@@ -16,6 +16,8 @@ from lockstep.errors import ModelError
 
 MODULE = nnx.Module
 """A model that holds its own variables."""
+OPTIMIZER = nnx.Optimizer
+"""An optimizer that was made for such a model."""
 
 
 class Bound(Protocol):

@@ -14,7 +14,7 @@ from flax import nnx
 
 from lockstep.backends.jax import modes, trees
 from lockstep.backends.jax.attributes import Attributes
-from lockstep.errors import ModelError
+from lockstep.errors import ModelError, OptimizerError
 
 
 class Module:
@@ -36,17 +36,30 @@ class Module:
         parts: Any = nnx.split(self._module, self._wrt, (nnx.RngState, nnx.Intermediate), ...)
         _, params, _, rest = parts
         self.params, self.rest = nnx.as_pure(params), nnx.as_pure(rest)
-        self._owners = [*self._found(params), *self._found(rest)]
         self._names = [*trees.named(self.params), *trees.named(self.rest)]
+        self._owners, self._empty = self._found(params, rest)
         self._published = self.held()
 
-    def _found(self, state: Any) -> list[Any]:
-        """What holds each array of a state: a variable of the module's, or a plain attribute."""
+    def _found(self, *states: Any) -> tuple[list[Any], list[Any]]:
+        """What holds each array: a variable of the module's or a plain attribute; and the variables that hold None."""
         nodes = dict(nnx.iter_graph(self._module))
-        return [
-            self._keeps[path] if path in self._keeps else _Attribute(nodes[path[:-1]], path[-1])
-            for path, _ in nnx.to_flat_state(state)
-        ]
+        owners, empty = [], []
+        for path in (path for state in states for path, _ in nnx.to_flat_state(state)):
+            variable = self._keeps.get(path)
+            if variable is None:
+                owners.append(_Attribute(nodes[path[:-1]], path[-1]))
+            elif variable.get_raw_value() is None:
+                empty.append(variable)
+                self._names.append(trees.name(path))
+            elif jax.tree_util.treedef_is_leaf(jax.tree.structure(variable.get_raw_value())):
+                owners.append(variable)
+            else:
+                kind = type(variable.get_raw_value()).__name__
+                raise ModelError(
+                    f"A variable holds one array. Got one with a {kind} at {trees.name(path)!r}. "
+                    "Give every array a variable of its own."
+                )
+        return owners, empty
 
     def bind(self, params: Any, rest: Any, key: Any, training: bool) -> "BoundModule":
         """A copy of the module with these variables and a shard's own keys."""
@@ -101,7 +114,7 @@ class Module:
 
     def held(self) -> list[Any]:
         """The arrays in the script's own variables."""
-        return [owner.get_raw_value() for owner in self._owners]
+        return [owner.get_raw_value() for owner in (*self._owners, *self._empty)]
 
 
 class _Attribute:
@@ -145,12 +158,34 @@ class BoundModule:
         flat = dict(nnx.to_flat_state(nnx.as_pure(nnx.state(self._module))))
         frozen = _variables(self._module, nnx.Param)
         came = nnx.to_flat_state(self._rest)
-        return trees.refilled(self._rest, [leaf if path in frozen else flat[path] for path, leaf in came])
+        leaves = [leaf if path in frozen else flat[path] for path, leaf in came if leaf is not None]
+        return trees.refilled(self._rest, leaves)
 
 
 def _form(value: Any) -> str:
-    dtype = value.dtype if trees.is_key(value) else jax.dtypes.canonicalize_dtype(np.asarray(value).dtype)
-    return f"{np.shape(value)} of {dtype}"
+    if value is None:
+        return "None"
+    dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
+    return f"{np.shape(value)} of {dtype if trees.is_key(value) else jax.dtypes.canonicalize_dtype(dtype)}"
+
+
+def check_optimizer(module: nnx.Module, optimizer: nnx.Optimizer[Any]) -> None:
+    """Refuses an optimizer whose state is not that of this module's variables."""
+    try:
+        made = jax.eval_shape(optimizer.tx.init, nnx.as_pure(nnx.state(module, optimizer.wrt)))
+    except jax.errors.JAXTypeError:  # it wants to see numbers: nothing can be told without them
+        return
+    ours, theirs = (
+        {name: leaf.shape for name, leaf in trees.named(tree).items()}
+        for tree in (made, nnx.as_pure(optimizer.opt_state))
+    )
+    for name in {**theirs, **ours}:
+        if ours.get(name) != theirs.get(name):
+            raise OptimizerError(
+                f"An nnx.Optimizer goes with the model it was made for. At {name!r} it has "
+                f"{theirs.get(name, 'nothing')}, for this model it would have {ours.get(name, 'nothing')}. "
+                "Make it anew: nnx.Optimizer(model, tx, wrt=nnx.Param)."
+            )
 
 
 def _graph(module: nnx.Module, training: bool) -> Any:

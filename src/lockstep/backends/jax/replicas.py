@@ -88,16 +88,12 @@ class Replicas:
         if signature != self._signature:
             self.executables.forget()
         self._signature = signature
-        self._check_there()
         changed = [self.model.changed(), self.optimizer.changed()]
+        if not (self.model.donated and self.optimizer.donated):  # what the script holds, it can give away
+            for tree in (self.model.params, self.model.rest, self.optimizer.state):
+                trees.check_there(tree)
         if any(changed):
             self.take(self.model.params, self.model.rest, self.optimizer.state, self.optimizer.steps)
-
-    def _check_there(self) -> None:
-        """Refuses arrays whose memory the script has given away."""
-        shared = [] if self.model.donated and self.optimizer.donated else self.copies[:1]  # with the script's objects
-        for tree in (*shared, self.model.held(), self.optimizer.held()):
-            trees.check_there(tree)
 
     def take(self, params: Any, rest: Any, state: Any, steps: int | None) -> None:
         """Puts a state on every device and into the script's own objects."""
