@@ -11,10 +11,12 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from lockstep.backends.base import Backend, Work
 from lockstep.core import batches
+from lockstep.core.batches import Rows
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
@@ -61,7 +63,7 @@ class Joined:
             if plan != self._plan:
                 self.member.exchange = DistributedExchange(self._backend, self._wire, plan)
                 self._plan = plan
-            return self.member.step(works[self._wire.index])
+            return self.member.step(self._own(works))
 
     def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
         """Everyone's results, in every process; one that fails still meets the others."""
@@ -70,7 +72,7 @@ class Joined:
             result: dict[int, Any] | None = None
             failed: Exception | None = None
             try:
-                result = getattr(self.member, method)(works[self._wire.index])
+                result = getattr(self.member, method)(self._own(works))
             except Exception as error:
                 failed = error
             everyone: list[dict[int, Any] | None] = self._wire.gather_objects(result)
@@ -126,6 +128,14 @@ class Joined:
         self._calling = True
         yield
         self._calling = False
+
+    def _own(self, works: list[Work]) -> Work:
+        """This process's part; the first shard is in reach of all, for every process has the batch, or its rows."""
+        shards = works[0].shards
+        piece = shards[min(shards)]
+        return replace(
+            works[self._wire.index], first=lambda: self._readers.read([piece])[0] if isinstance(piece, Rows) else piece
+        )
 
     def _agree_on(self, method: str, works: list[Work]) -> None:
         """Stops where a process came with another batch; brings in what the first process's script has changed."""

@@ -236,16 +236,12 @@ class JaxBackend:
         return self._replicas.fields(metrics.room(self._metrics, self._recipe.loss))
 
     def _start(self, inputs: Callable[[Any], Any]) -> None:
-        """Makes a linen module's variables from the first batch, where there are none yet."""
+        """Makes a linen module's variables from the first shard of the first batch, where there are none yet."""
         if not self._replicas.ready:
-            assert self._work is not None
-            piece = next(iter(self._work.shards.values()), None)
-            if piece is None:
-                raise ModelError(
-                    "Every process makes a linen module's variables from its shards of the first batch. This one has "
-                    "none. Give wrap (module, module.init(key, x)), or a first batch with an example for every shard."
-                )
-            self._replicas.start(inputs(piece), keys.initial(self._work.seed))
+            work = self._work
+            assert work is not None
+            piece = next(iter(work.shards.values())) if work.first is None else work.first()
+            self._replicas.start(inputs(piece), keys.initial(work.seed))
 
     def _inputs(self, piece: Any) -> Any:
         return losses.inputs(self._recipe.loss, piece)
