@@ -131,8 +131,7 @@ class Joined:
 
     def _own(self, works: list[Work]) -> Work:
         """This process's part; the first shard is in reach of all, for every process has the batch, or its rows."""
-        shards = works[0].shards
-        piece = shards[min(shards)]
+        piece = works[0].shards.get(0)
         return replace(
             works[self._wire.index], first=lambda: self._readers.read([piece])[0] if isinstance(piece, Rows) else piece
         )
