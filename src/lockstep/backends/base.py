@@ -54,7 +54,9 @@ class Work:
     """The part of one batch that this process computes.
 
     `pieces` holds, for each of the process's replicas, its shards that have
-    examples. `num_examples` is the whole batch's.
+    examples. `num_examples` is the whole batch's. `first` reads the batch's first
+    shard, where that may be another process's: what is made from the first batch is
+    made from this shard.
     """
 
     pieces: Mapping[int, Mapping[int, Any]]
@@ -64,6 +66,7 @@ class Work:
     seed: int
     step: int
     phase: str = STEP
+    first: Callable[[], Any] | None = None
 
     @property
     def shards(self) -> dict[int, Any]:

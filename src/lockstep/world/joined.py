@@ -11,10 +11,12 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from lockstep.backends.base import Backend, Work
 from lockstep.core import batches
+from lockstep.core.batches import Rows
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
@@ -59,7 +61,7 @@ class Joined:
             if plan != self._plan:
                 self.member.exchange = DistributedExchange(self._backend, self._wire, plan)
                 self._plan = plan
-            return self.member.step(works[self._wire.index])
+            return self.member.step(self._own(works))
 
     def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
         """Everyone's results, in every process; one that fails still meets the others."""
@@ -68,7 +70,7 @@ class Joined:
             result: dict[int, Any] | None = None
             failed: Exception | None = None
             try:
-                result = getattr(self.member, method)(works[self._wire.index])
+                result = getattr(self.member, method)(self._own(works))
             except Exception as error:
                 failed = error
             everyone: list[dict[int, Any] | None] = self._wire.gather_objects(result)
@@ -104,10 +106,9 @@ class Joined:
         return shared
 
     def settle(self) -> None:
-        """The first process's state, where it has written to it."""
+        """The first process's state and controls, where it has changed them."""
         with self._call():
-            if any(touched for *_, touched in self._meet("settle", 0, 0, int(self._backend.touched()))):
-                self._take_state()
+            self._agree_on("settle", [])
 
     def abandon(self) -> None:
         """Comes to the others' next call with nothing but that word; where a call itself failed, they know."""
@@ -126,10 +127,17 @@ class Joined:
         yield
         self._calling = False
 
+    def _own(self, works: list[Work]) -> Work:
+        """This process's part; the first shard is in reach of all, for every process has the batch, or its rows."""
+        piece = works[0].shards.get(0)
+        return replace(
+            works[self._wire.index], first=lambda: self._readers.read([piece])[0] if isinstance(piece, Rows) else piece
+        )
+
     def _agree_on(self, method: str, works: list[Work]) -> None:
         """Stops where a process came with another batch; brings in what the first process's script has changed."""
         controls = pickle.dumps(self._backend.controls())
-        batch = 0 if method in ("digests", "times") else _fingerprint(works, self._backend.host)
+        batch = 0 if method in ("digests", "times", "settle") else _fingerprint(works, self._backend.host)
         everyone = self._meet(method, batch, _short(controls), self._backend.touched())
         for index, (_, theirs, _, _) in enumerate(everyone):
             if theirs != everyone[0][1]:

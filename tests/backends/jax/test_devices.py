@@ -83,22 +83,6 @@ def test_a_checkpoint_of_four_devices_restores_on_one(tmp_path):
     assert alone.digest() == four.digest()
 
 
-def test_a_linen_model_restores_before_its_first_batch(tmp_path):
-    import flax.linen as nn
-
-    def made(count):
-        return lockstep.wrap(nn.Dense(3), optax.adam(0.1), LOSS, devices=count, shards=8)
-
-    one, other = made(1), made(4)
-    one.step((X, Y))
-    one.save(tmp_path / "one")
-    other.restore(tmp_path / "one")
-    assert other.digest() == one.digest()
-    one.step((X, Y))
-    other.step((X, Y))
-    assert other.digest() == one.digest()
-
-
 def test_the_pool_is_the_same_for_any_number_of_devices():
     assert devices.pool() == devices.threads() == int(os.environ["NPROC"])
     assert kit.module.variables(["cpu:0"]) == kit.module.variables(["cpu:0"] * 8) == {"NPROC": os.environ["NPROC"]}

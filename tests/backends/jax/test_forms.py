@@ -1,5 +1,7 @@
 """The forms in which JAX's people have a model, an optimizer and a mode."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -71,6 +73,44 @@ class Told(Flagged):
         return self.last(self.dropout(x, deterministic=not training))
 
 
+class Shadowing(Flagged):
+    """Has a field where nnx has a method."""
+
+    def __init__(self):
+        super().__init__()
+        self.train = False
+
+    def __call__(self, x):
+        return super().__call__(x) if self.train else super().__call__(x) * 2
+
+
+class Deep(Flagged):
+    """A layer of it has a field, and the module itself none."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nnx.List([Shadowing()])
+        self.inner[0].training = True
+
+    def __call__(self, x):
+        return super().__call__(x) * (1 if self.inner[0].training and self.inner[0].train else 2)
+
+
+class Overriding(Flagged):
+    """Turns more than flax does, in a method of its own."""
+
+    def train(self):
+        super().train()
+        self.factor = 1
+
+    def eval(self):
+        super().eval()
+        self.factor = 2
+
+    def __call__(self, x):
+        return super().__call__(x) * self.factor
+
+
 def initialized(module, **mode):
     return module.init(jax.random.key(1), X[:2], **mode)
 
@@ -80,15 +120,22 @@ def pair():
     return module.apply, initialized(module, train=False)
 
 
-def state():
+def state(around=lambda apply: apply):
     class State(TrainState):
         batch_stats: object = None
 
     module = Argument()
     variables = initialized(module, train=False)
     return State.create(
-        apply_fn=module.apply, params=variables["params"], tx=optax.sgd(0.1), batch_stats=variables["batch_stats"]
+        apply_fn=around(module.apply),
+        params=variables["params"],
+        tx=optax.sgd(0.1),
+        batch_stats=variables["batch_stats"],
     )
+
+
+def jitted(apply):
+    return jax.jit(apply, static_argnames=("train", "mutable"))
 
 
 MODELS = {
@@ -98,7 +145,10 @@ MODELS = {
     "linen, bound": lambda: Argument().bind(initialized(Argument(), train=False)),
     "(apply, variables)": pair,
     "(module, variables)": lambda: (Argument(), initialized(Argument(), train=False)),
+    "(jitted apply, variables)": lambda: (jitted(pair()[0]), pair()[1]),
+    "(partial, variables)": lambda: (jax.jit(partial(jitted(pair()[0]), train=True, method="__call__")), pair()[1]),
     "TrainState": state,
+    "TrainState, jitted": lambda: state(jitted),
     "nnx, flags": Flagged,
     "nnx, an argument": Told,
 }
@@ -124,10 +174,42 @@ def test_every_form_trains_and_rests(make):
     assert all(trainer.digests()[name] != before[name] for name in statistics)
 
 
+@pytest.mark.parametrize("made", [Shadowing, Deep, Overriding])
+def test_a_mode_is_told_wherever_a_module_has_it(made):
+    """Twice the outputs without training, and the script's own flags as they were."""
+    model, plain = made(), Flagged()
+    fields = {name: value for name, value in vars(model).items() if isinstance(value, bool)}
+    trainer = lockstep.wrap(model, optax.sgd(0.0), LOSS, shards=2)
+    usual = lockstep.wrap(plain, optax.sgd(0.0), LOSS, shards=2)
+    assert trainer.step((X, Y))["loss"] == pytest.approx(usual.step((X, Y))["loss"], rel=1e-6)
+    np.testing.assert_allclose(trainer.predict(X), 2 * usual.predict(X), rtol=1e-6)
+    assert {name: value for name, value in vars(model).items() if isinstance(value, bool)} == fields
+
+
 def bound(model):
     if isinstance(model, nnx.Module):
         model.eval()
     return model
+
+
+def test_a_method_of_a_module_is_told_its_mode():
+    class Several(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return self.other(x, training=False)
+
+        @nn.compact
+        def other(self, x, *, training):
+            return nn.Dense(3, name="only")(x) * (1 if training else 2)
+
+    module = Several()
+    apply, variables = partial(module.apply, method="other"), initialized(module)
+    trainer = lockstep.wrap((apply, variables), optax.sgd(0.0), LOSS, shards=2)
+    plain = lockstep.wrap((nn.Dense(3), {"params": variables["params"]["only"]}), optax.sgd(0.0), LOSS, shards=2)
+    assert trainer.step((X, Y))["loss"] == plain.step((X, Y))["loss"]
+    again = lockstep.wrap(trainer.model, optax.sgd(0.0), LOSS, shards=2)
+    for each in (trainer, again):
+        np.testing.assert_allclose(each.predict(X), 2 * plain.predict(X), rtol=1e-6)
 
 
 def test_a_plain_function_of_plain_parameters():
@@ -209,13 +291,53 @@ def test_what_a_module_sows_is_no_state():
         @nn.compact
         def __call__(self, x):
             self.sow("losses", "size", (x**2).mean())
-            return nn.Dense(3)(x)
+            self.sow("carry", "seen", x)
+            carry = self.variable("carry", "pair", lambda: (jnp.zeros(6, x.dtype), jnp.zeros((), x.dtype)))
+            mean, count = carry.value
+            if not self.is_initializing() and self.is_mutable_collection("carry"):
+                carry.value = mean + x.mean(0), count + 1
+            return nn.Dense(3)(x + mean)
 
-    for model in (Sowing(), (Sowing(), initialized(Sowing()))):
-        trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=2)
+    lazy = lockstep.wrap(Sowing(), optax.sgd(0.1), LOSS, shards=2)
+    given = initialized(Sowing())
+    pair = lockstep.wrap((Sowing(), given), optax.sgd(0.1), LOSS, shards=2)
+    again = None
+    for trainer in (lazy, pair):
         trainer.step((X, Y))
         trainer.step((X, Y))
-        assert sorted(trainer.model.variables) == ["params"]
+        again = again or lockstep.wrap(lazy.model, optax.sgd(0.1), LOSS, shards=2)
+        mean, count = trainer.model.variables["carry"]["pair"]
+        assert count == 2
+        np.testing.assert_allclose(mean, 2 * X.mean(0), rtol=1e-4)
+    again.step((X, Y))
+    for variables in (lazy.model.variables, again.model.variables):
+        assert sorted(variables) == ["carry", "params"]
+        assert sorted(variables["carry"]) == ["pair"]
+    found = pair.model.variables  # what the script gave stays as it was given
+    assert found["losses"] == given["losses"]
+    np.testing.assert_array_equal(found["carry"]["seen"], given["carry"]["seen"])
+
+
+def test_what_an_nnx_module_sows_is_no_state():
+    class Sowing(Flagged):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "seen", x)
+            return super().__call__(x)
+
+    def trained(**more):
+        trainer = lockstep.wrap(Sowing(), optax.sgd(0.1), LOSS, shards=2)
+        for _ in range(2):
+            trainer.step((X, Y))
+            for count in more.values():
+                trainer.model(X[:count])
+        return trainer
+
+    with pytest.warns(DeprecationWarning, match="sow"):
+        quiet, called = trained(), trained(rows=2)
+    wrapped = lockstep.wrap(called.model, optax.sgd(0.1), LOSS, shards=2)
+    assert len(called.model.seen.get_value()) == 2
+    assert called.digests().keys() == quiet.digests().keys() == wrapped.digests().keys()
+    assert not any("seen" in name for name in called.digests())
 
 
 def test_an_objective_needs_variables():

@@ -47,14 +47,52 @@ SHORT = """
 trainer = lockstep.wrap(Net(nnx.Rngs(0)), optax.adam(1e-2), "cross_entropy", shards=4)
 for size in (2, 24):  # two shards, both of the first process
     trainer.step((x[:size], y[:size]))
-lazy = lockstep.wrap(linen.Dense(10, kernel_init=drawn), optax.adam(1e-2), "cross_entropy", shards=4)
-try:
-    lazy.step((x[:2], y[:2]))
-    said = ""
-except lockstep.LockstepError as error:
-    said = str(error)
+
+class Centred(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        mean = self.param("mean", lambda key: x.mean(0))
+        return linen.Dense(10, kernel_init=drawn)(x - mean)
+
+found = [trainer.digest()]
+pipeline = lockstep.data.arrays(x, y).batch(61)
+for first in ("step", "short step", "predict", "pipeline"):
+    lazy = lockstep.wrap(Centred(), optax.adam(1e-2), "cross_entropy", shards=4)
+    if first == "predict":
+        lazy.predict(x[:2])
+    elif first == "pipeline":
+        lazy.fit(pipeline, verbose=0)
+    else:
+        size = 2 if first == "short step" else 61
+        lazy.step((x[:size], y[:size]))
+    found.append(lazy.digest())
 with open(f"{trainer._devices[0]} of {len(trainer.devices)}.json", "w") as file:
-    json.dump([trainer.digest(), said], file)
+    json.dump(found, file)
+"""
+
+TURNED = """
+class Scaled(nnx.Module):
+    def __init__(self):
+        self.layers = nnx.List([nnx.Linear(97, 10, kernel_init=drawn, rngs=nnx.Rngs(0))])
+        self.layers[0].scale, self.word = 1.0, "old"
+    def __call__(self, x):
+        return self.layers[0](x) * self.layers[0].scale * (2 if self.word == "new" else 1)
+
+class Turning(lockstep.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.trainer.model.layers[0].scale = 1.0 + epoch
+        if epoch == 1:
+            self.trainer.model.word, self.trainer.model.more = "new", 3
+    def on_train_end(self, logs=None):
+        self.trainer.model.layers[0].scale = 9.0
+        del self.trainer.model.more
+
+model = Scaled()
+trainer = lockstep.wrap(model, optax.sgd(0.1), "cross_entropy", shards=4)
+trainer.fit((x, y), epochs=3, batch_size=61, verbose=0, callbacks=[Turning()])
+found = trainer._backend.controls(), trainer.digest()
+with open(f"turned {trainer._devices[0]} of {len(trainer.devices)}.json", "w") as file:
+    json.dump(found, file)
 """
 
 ONE = """
@@ -130,12 +168,19 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(folder):
-    return by_torchrun(folder, 1, SCRIPT + SHORT)
+    return by_torchrun(folder, 1, SCRIPT + SHORT + TURNED)
 
 
 @pytest.fixture(scope="module")
 def two(folder):
-    return by_torchrun(folder, 2, SCRIPT + SHORT)
+    return by_torchrun(folder, 2, SCRIPT + SHORT + TURNED)
+
+
+def written(folder, name):
+    """What the process alone and what each of two have written."""
+    alone, both = ([json.loads(file.read_text()) for file in folder.glob(f"{name} of {n}.json")] for n in (1, 2))
+    assert (len(alone), len(both)) == (1, 2)
+    return alone, both
 
 
 def test_two_of_torchruns_processes_give_the_bits_of_one(two, alone):
@@ -167,7 +212,13 @@ def test_jax_distributed_asks_for_the_line_at_the_beginning(tmp_path):
 
 
 def test_a_process_may_have_no_shard_of_the_first_batch(folder, alone, two):
-    (one,), both = ([json.loads(file.read_text()) for file in folder.glob(f"* of {count}.json")] for count in (1, 2))
-    assert len(both) == 2
-    assert {digest for digest, _ in both} == {one[0]}
-    assert any("This one has none. Give wrap (module, module.init(key, x))" in said for _, said in both)
+    """Nor is a linen module made from it, but from the batch's first shard, whoever computes that."""
+    (one,), both = written(folder, "cpu*")
+    assert both == [one, one]
+
+
+def test_numbers_and_words_that_a_callback_writes_reach_every_process(folder, alone, two):
+    """Callbacks run in the first; the others hold the same when `fit` returns."""
+    (one,), both = written(folder, "turned*")
+    assert '"scale": 9.0' in one[0]["model"]
+    assert both == [one, one]

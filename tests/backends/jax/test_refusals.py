@@ -11,7 +11,7 @@ from flax import nnx
 
 import lockstep
 from backends.kits import jax as kit
-from lockstep.backends.jax import models
+from lockstep.backends.jax import keys, models
 from lockstep.errors import BatchError, ModelError, NonFiniteError, OptimizerError, PlanError, StateError
 
 assert kit.module  # has made the CPU devices
@@ -62,14 +62,27 @@ def test_an_apply_that_forgets_what_it_keeps():
 
 
 def test_an_apply_names_what_it_is_given():
+    module = nn.Dense(3)
+
     def apply(variables, x, **more):
-        return x @ variables["params"] + more["train"]
+        return module.apply(variables, x, **more)
+
+    for hidden in (apply, jax.jit(apply), jax.vmap(module.apply, in_axes=(None, 0))):
+        with pytest.raises(
+            ModelError, match=r"names them. Got one with \*\*. Write for example apply\(variables, x, \*"
+        ):
+            wrapped((hidden, module.init(jax.random.key(0), X)))
+
+
+def test_a_linen_modules_own_errors_have_no_note_of_ours():
+    class Failing(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x) + {}["missing"]
 
     with pytest.raises(KeyError) as caught:
-        wrapped((apply, {"params": jnp.ones((6, 3))})).step((X, Y))
-    assert (
-        "Got one with **. Write for example apply(variables, x, *, train, rngs, mutable)" in caught.value.__notes__[0]
-    )
+        wrapped((Failing(), {"params": {"Dense_0": nn.Dense(3).init(jax.random.key(0), X)["params"]}})).step((X, Y))
+    assert not any("names them" in note for note in caught.value.__notes__)
 
 
 def test_an_apply_is_given_keys_and_gives_back_what_it_keeps():
@@ -84,10 +97,77 @@ def test_an_apply_is_given_keys_and_gives_back_what_it_keeps():
     np.testing.assert_allclose(trainer.state()["model.batch_stats.mean"].data, np.ones(3))
 
 
+def test_an_apply_may_ask_for_a_key_of_any_name():
+    asked = jax.jit(lambda rngs: jax.random.normal(rngs["noise"], (3,)))
+
+    def apply(variables, x, *, rngs):
+        noise = jax.random.normal(rngs["noise"], (3,))
+        return x @ variables["params"] + noise + asked(rngs) + 0 * jax.random.normal(rngs["other"], (3,))
+
+    def trained(count):
+        trainer = wrapped((apply, {"params": jnp.ones((6, 3), jnp.float32)}), devices=count)
+        trainer.step((X, Y))
+        return trainer.digest()
+
+    assert trained(1) == trained(3)
+
+
+def test_the_keys_of_a_shard():
+    """Those of a linen module are part of every result, so they stay what they are."""
+    key = keys.made(np.array([1, 2], np.uint32))
+    streams = keys.Streams(key)
+    assert sorted(streams) == ["dropout", "params"]
+    for index, name in enumerate(("params", "dropout")):
+        assert streams[name] == jax.random.fold_in(key, index)
+    again = jax.tree.map(lambda leaf: leaf, streams)
+    names = ("params", "dropout", "noise", "other")
+    assert [again[name] for name in names] == [streams[name] for name in names]
+    assert len({tuple(jax.random.key_data(streams[name]).tolist()) for name in names}) == 4
+
+
+def test_an_apply_may_give_back_a_plain_number():
+    def apply(variables, x, *, mutable):
+        outputs = x @ variables["params"]
+        return (outputs, {"kept": {"count": 3, "mean": 0.5}}) if mutable else outputs
+
+    kept = {"count": np.int32(0), "mean": np.zeros((), np.float32)}
+    for shards in (1, 4):
+        given = (apply, {"params": jnp.ones((6, 3)), "kept": kept})
+        trainer = lockstep.wrap(given, optax.sgd(0.1), LOSS, shards=shards)
+        trainer.step((X, Y))
+        found = trainer.state()
+        assert (found["model.kept.count"].data, found["model.kept.count"].dtype) == (3, "int32")
+        assert (found["model.kept.mean"].data, found["model.kept.mean"].dtype) == (0.5, "float32")
+
+
+def test_every_array_has_a_name_of_its_own():
+    params = {"a.b": jnp.ones((6, 3)), "a": {"b": jnp.ones((6, 3))}}
+    with pytest.raises(ModelError, match=r"Every array has a name of its own. Got two called 'a.b'. Use names without"):
+        wrapped((lambda params, x: x @ params["a.b"] + x @ params["a"]["b"], params))
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, 0.1, "adam"])
 def test_an_optimizer_that_is_not_optax(optimizer):
     with pytest.raises(OptimizerError, match="A JAX model goes with an optax optimizer"):
         wrapped(optimizer=optimizer)
+
+
+def test_an_nnx_optimizer_of_another_model():
+    wider = nnx.Linear(6, 4, rngs=nnx.Rngs(0))
+    unbiased = nnx.Linear(6, 3, use_bias=False, rngs=nnx.Rngs(0))
+    with pytest.raises(OptimizerError, match=r"made for. At '0.mu.bias' it has \(4,\), for this model .* \(3,\). Make"):
+        wrapped(optimizer=nnx.Optimizer(wider, optax.adam(0.1), wrt=nnx.Param))
+    with pytest.raises(OptimizerError, match=r"At '0.mu.bias' it has nothing, for this model it would have \(3,\)"):
+        wrapped(optimizer=nnx.Optimizer(unbiased, optax.adam(0.1), wrt=nnx.Param))
+
+
+def test_an_nnx_optimizer_may_look_at_the_numbers_it_starts_from():
+    def init(params):
+        return {"largest": jnp.asarray(max(float(abs(leaf).max()) for leaf in jax.tree.leaves(params)))}
+
+    model = net()
+    tx = optax.GradientTransformation(init, lambda updates, state, params=None: (updates, state))
+    wrapped(model, nnx.Optimizer(model, tx, wrt=nnx.Param)).step((X, Y))
 
 
 def test_no_optimizer():
@@ -137,8 +217,15 @@ def test_arrays_that_were_donated():
     trainer = wrapped(model)
     trainer.step((X, Y))
     take(model.kernel[...])
-    with pytest.raises(StateError, match=r"A model's arrays are there. Got 1 whose memory was donated"):
+    with pytest.raises(StateError, match=r"arrays are there. Got 1 whose memory was donated, the first at 'kernel'"):
         trainer.step((X, Y))
+    fresh = jnp.zeros((6, 3), jnp.float32)
+    model.kernel.set_value(fresh)
+    take(fresh)
+    with pytest.raises(StateError, match=r"Got 1 whose memory was donated, the first at 'kernel'"):
+        trainer.step((X, Y))
+    model.kernel.set_value(jnp.zeros((6, 3), jnp.float32))
+    trainer.step((X, Y))
 
 
 def test_parameters_are_real_numbers():

@@ -132,9 +132,40 @@ def test_a_variable_keeps_its_form(value):
     assert not trainer.state()["model.last.bias"].data.any()
 
 
+class Empty(Net):
+    """Has variables that hold no array."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias, self.mean = nnx.Param(None), nnx.BatchStat(None)
+
+    def __call__(self, x):
+        return super().__call__(x) if self.bias.get_value() is None else super().__call__(x) + self.bias[...]
+
+
+def test_a_variable_may_hold_nothing_and_goes_on_to():
+    model = Empty()
+    trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, devices=2, shards=4)
+    plain = lockstep.wrap(Net(), optax.sgd(0.1), LOSS, shards=4)
+    for each in (trainer, plain):
+        each.step((X, Y))
+    assert trainer.digests() == plain.digests()
+    model.bias.set_value(jnp.zeros(3, jnp.float32))
+    with pytest.raises(ModelError, match=r"Got \(3,\) of float32 where None was, at 'bias'"):
+        trainer.step((X, Y))
+
+
+@pytest.mark.parametrize("value", [{"w": jnp.zeros(3)}, (jnp.zeros(3), jnp.zeros(3))], ids=["dict", "tuple"])
+def test_a_variable_holds_one_array(value):
+    model = Net()
+    model.several = nnx.Param(value)
+    with pytest.raises(ModelError, match=rf"A variable holds one array. Got one with a {type(value).__name__} at 'sev"):
+        lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=4)
+
+
 def test_what_was_hung_into_a_module_is_named():
     model = Net()
     trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=2)
-    model.seen = nnx.Intermediate((jnp.zeros(3),))  # as an eager call that sows does
+    model.seen = nnx.Variable(jnp.zeros(3))
     with pytest.raises(ModelError, match="'seen' was replaced, added or taken away"):
         trainer.step((X, Y))

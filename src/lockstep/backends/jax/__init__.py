@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.jax import devices as chips
-from lockstep.backends.jax import models
+from lockstep.backends.jax import models, modules
 from lockstep.backends.jax.applied import Applied, Handle
 from lockstep.backends.jax.backend import JaxBackend
 from lockstep.backends.jax.criteria import CrossEntropy, SquaredError
@@ -45,6 +45,8 @@ def adopt(recipe: Recipe) -> Recipe:
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
     """A backend with a replica on each device."""
+    if isinstance(recipe.model, models.MODULE) and isinstance(recipe.optimizer, models.OPTIMIZER):
+        modules.check_optimizer(recipe.model, recipe.optimizer)
     return JaxBackend(adopt(recipe), devices)
 
 

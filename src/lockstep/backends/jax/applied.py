@@ -8,6 +8,7 @@ is called like a module and shows the current variables.
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -15,7 +16,7 @@ import jax
 from flax.core import unfreeze
 from flax.training.train_state import TrainState
 
-from lockstep.backends.jax import batches, modes, trees
+from lockstep.backends.jax import batches, keys, modes, sown, trees
 from lockstep.errors import ModelError
 
 PARAMS = "params"
@@ -27,12 +28,12 @@ class Applied:
 
     donated = True  # the script sees copies
 
-    def __init__(self, apply: Callable[..., Any], module: nn.Module | None, variables: Any) -> None:
-        self.apply = apply
-        self.module = module
-        self._collected = module is not None or (isinstance(variables, Mapping) and PARAMS in variables)
+    def __init__(self, apply: Callable[..., Any], variables: Any) -> None:
+        self.apply, self.module, self.fixed = _opened(apply)
+        self._collected = self.module is not None or (isinstance(variables, Mapping) and PARAMS in variables)
         self.home = "model.params" if self._collected else "model"
         self.state: TrainState | None = None
+        self.sown: frozenset[sown.Path] = frozenset()  # where a linen module has sown when it was made
         self.params: Any = None
         self.rest: Any = {}
         self.handle = Handle(self)
@@ -43,28 +44,27 @@ class Applied:
     def of_module(cls, module: nn.Module) -> "Applied":
         """A linen module: with its variables where it is bound, else with those of the first batch."""
         if module.scope is None:
-            return cls(module.apply, module, None)
+            return cls(module.apply, None)
         plain, variables = module.unbind()
-        return cls(plain.apply, plain, variables)
+        return cls(plain.apply, variables)
 
     @classmethod
     def of_pair(cls, apply: Any, variables: Any) -> "Applied":
         """(apply, variables), or (linen module, variables)."""
-        if isinstance(apply, nn.Module):
-            return cls(apply.apply, apply, variables)
-        return cls(apply, _module_of(apply), variables)
+        return cls(apply.apply if isinstance(apply, nn.Module) else apply, variables)
 
     @classmethod
     def of_state(cls, state: TrainState) -> "Applied":
         """A TrainState, whose further fields of variables (batch_stats ...) go along."""
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         kept = {name: value for name, value in fields.items() if name not in _OWN_FIELDS and isinstance(value, Mapping)}
-        model = cls(state.apply_fn, _module_of(state.apply_fn), {PARAMS: state.params, **kept})
+        model = cls(state.apply_fn, {PARAMS: state.params, **kept})
         model.state = state
         return model
 
     def _take(self, variables: Any) -> None:
         trees.check_there(variables)
+        trees.named(variables)  # refuses two arrays of one name
         if not self._collected:
             self.params, self.rest = variables, {}
             return
@@ -72,11 +72,7 @@ class Applied:
         if PARAMS not in variables:
             raise ModelError(f"A model has parameters to train in 'params'. Got {sorted(variables)}.")
         self.params = variables[PARAMS]
-        self.rest = {
-            name: value
-            for name, value in variables.items()
-            if name != PARAMS and not (self.module is not None and _sown(value))
-        }
+        self.rest = {name: value for name, value in variables.items() if name != PARAMS}
 
     def variables(self, params: Any, rest: Any) -> Any:
         """What `apply` is called with."""
@@ -87,7 +83,7 @@ class Applied:
         apply, named = self._in_mode(training)
         taken = {"rngs", "mutable"} if self.module is not None else modes.accepted(apply)
         if "rngs" in taken:
-            named["rngs"] = _streams(key)
+            named["rngs"] = keys.Streams(key)
         mutable = sorted(rest) if training and "mutable" in taken else []
         if "mutable" in taken and not mutable:
             named["mutable"] = False
@@ -95,17 +91,23 @@ class Applied:
 
     def _in_mode(self, training: bool) -> tuple[Callable[..., Any], dict[str, Any]]:
         """The function, and how it is told the mode: by an argument of the call, else by a field of the module."""
-        call = self.apply if self.module is None else type(self.module).__call__
-        name = modes.argument(call)
+        if self.module is None:
+            name = modes.argument(self.apply)
+            return self.apply, {} if name is None else {name: modes.value(name, training)}
+        name = modes.argument(self._method())
         if name is not None:
-            return self.apply, {name: modes.value(name, training)}
-        if self.module is not None:
-            fields = {field.name: getattr(self.module, field.name) for field in dataclasses.fields(self.module)}
-            name = modes.field(fields)
-            if name is not None:
-                clone: Any = self.module.clone
-                return clone(**{name: modes.value(name, training)}).apply, {}
-        return self.apply, {}
+            return self.apply, {**self.fixed, name: modes.value(name, training)}
+        name = modes.field({each.name: getattr(self.module, each.name) for each in dataclasses.fields(self.module)})
+        if name is None:
+            return self.apply, dict(self.fixed)
+        clone: Any = self.module.clone
+        return clone(**{name: modes.value(name, training)}).apply, dict(self.fixed)
+
+    def _method(self) -> Callable[..., Any]:
+        """The method of the linen module that is called."""
+        method = self.fixed.get("method") or "__call__"
+        found: Callable[..., Any] = getattr(type(self.module), method) if isinstance(method, str) else method
+        return found
 
     def start(self, inputs: Any, key: Any) -> None:
         """Initializes a linen module from the first batch's inputs."""
@@ -118,9 +120,21 @@ class Applied:
 
         def made(key: Any, arrays: Any) -> Any:
             arguments, more = spread(form.filled(arrays))
-            return module.init(_streams(key), *arguments, **more, **named)
+            return module.init(keys.Streams(key), *arguments, **more, **named)
 
-        self._take(jax.jit(made)(key, arrays))
+        def again(variables: Any, key: Any, arrays: Any) -> Any:
+            arguments, more = spread(form.filled(arrays))
+            given = {**named, **more, "rngs": keys.Streams(key), "mutable": sorted(variables.keys() - {PARAMS})}
+            return module.apply(variables, *arguments, **given)[1]
+
+        variables = jax.jit(made)(key, arrays)
+        self.sown = sown.paths(variables, lambda: jax.eval_shape(again, unfreeze(variables), key, arrays))
+        self._take(sown.without(variables, self.sown))
+
+    def kept(self, rest: Any, after: dict[str, Any]) -> Any:
+        """The other variables after a call that gave these; what a linen module has sown is none."""
+        after = jax.tree.map(_array, unfreeze(after))
+        return {**rest, **(after if self.module is None else sown.kept(rest, after, self.sown))}
 
     def publish(self, params: Any, rest: Any) -> None:
         """Keeps them for the script's handle."""
@@ -138,19 +152,11 @@ class Applied:
         """A function and its module do not change."""
         return None
 
-    def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Dicts as the names of a state tell them."""
-        if self.params is not None:
-            return self.params, self.rest
-        prefix = "model."
-        found = trees.nested(
-            {
-                name.removeprefix(prefix): trees.from_array(value)
-                for name, value in state.items()
-                if name.startswith(prefix)
-            }
-        )
-        return found.pop(PARAMS, {}), found
+    def controls(self) -> Any:
+        """Nothing."""
+
+    def turn(self, controls: Any) -> None:
+        """There is nothing to turn."""
 
 
 class BoundApply:
@@ -169,27 +175,16 @@ class BoundApply:
         """The outputs; what the model keeps is remembered."""
         named = {**self._named, **named}
         if not self._mutable:
-            return self._run(inputs, named)
-        result = self._run(inputs, {**named, "mutable": self._mutable})
+            return self._apply(self.variables, *inputs, **named)
+        result = self._apply(self.variables, *inputs, **{**named, "mutable": self._mutable})
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
             raise ModelError(
                 f"With mutable={self._mutable} apply gives (outputs, variables). Got {type(result).__name__}. "
                 "Return both, or leave mutable out of its arguments."
             )
         outputs, kept = result
-        self._rest = {**self._rest, **{name: unfreeze(kept[name]) for name in self._mutable if name in kept}}
+        self._rest = self._model.kept(self._rest, {name: kept[name] for name in self._mutable if name in kept})
         return outputs
-
-    def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        try:
-            return self._apply(self.variables, *inputs, **named)
-        except Exception as error:
-            if modes.takes_any(self._apply):
-                error.add_note(
-                    "The mode, rngs and mutable are given to an apply that names them. Got one with **. "
-                    "Write for example apply(variables, x, *, train, rngs, mutable)."
-                )
-            raise
 
     @property
     def variables(self) -> Any:
@@ -233,7 +228,10 @@ class Handle:
         given = self.applied
         if given.state is not None:
             return Applied.of_state(self.state).handle
-        return Applied(given.apply, given.module, None if given.params is None else self.variables).handle
+        apply = partial(given.apply, **given.fixed)
+        other = Applied(apply, None if given.params is None else self.variables)
+        other.sown = given.sown
+        return other.handle
 
     def _current(self) -> tuple[Any, Any]:
         if self.applied.params is None:
@@ -249,18 +247,32 @@ def spread(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(inputs) if isinstance(inputs, tuple) else (inputs,)), {}
 
 
-def _streams(key: Any) -> dict[str, Any]:
-    """The keys that a linen module asks for by name; further names are derived from that of the parameters."""
-    return {name: jax.random.fold_in(key, index) for index, name in enumerate((PARAMS, "dropout"))}
+def _array(value: Any) -> Any:
+    """A plain number as an array; an array as the object that it is."""
+    return value if hasattr(value, "shape") else jax.numpy.asarray(value)
 
 
-def _sown(collection: Any) -> bool:
-    """Whether a collection holds what `self.sow` gathers: no state, for it grows with every call."""
-    nodes = jax.tree.leaves(collection, is_leaf=lambda node: isinstance(node, tuple))
-    return any(isinstance(node, tuple) for node in nodes)
+def _opened(apply: Any) -> tuple[Callable[..., Any], nn.Module | None, dict[str, Any]]:
+    """What is called, the linen module whose `apply` it is, and the arguments that are fixed for it.
 
-
-def _module_of(apply: Any) -> nn.Module | None:
-    """The linen module whose `apply` this is."""
-    owner = getattr(apply, "__self__", None)
-    return owner if isinstance(owner, nn.Module) and getattr(apply, "__name__", "") == "apply" else None
+    A module's `apply` may stand inside of `jax.jit`, which would take the mode for an array, and of
+    `functools.partial`. Inside of anything else, which may do what it likes with its arguments, it is not looked for.
+    """
+    inner: Any = apply
+    fixed: dict[str, Any] = {}
+    while True:
+        if isinstance(inner, partial) and not inner.args:
+            inner, fixed = inner.func, {**inner.keywords, **fixed}
+        elif isinstance(inner, jax.stages.Wrapped) and hasattr(inner, "__wrapped__"):
+            inner = inner.__wrapped__
+        else:
+            break
+    owner = getattr(inner, "__self__", None)
+    if isinstance(owner, nn.Module) and getattr(inner, "__name__", "") == "apply":
+        return inner, owner, fixed
+    if modes.takes_any(apply):
+        raise ModelError(
+            "The mode, rngs and mutable are given to an apply that names them. Got one with **. Write for example "
+            "apply(variables, x, *, train, rngs, mutable), or apply(variables, x) where it needs none of them."
+        )
+    return apply, None, {}

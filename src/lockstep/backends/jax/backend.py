@@ -193,12 +193,13 @@ class JaxBackend:
         self._replicas.set_numbers(numbers)
 
     def controls(self) -> Any:
-        """The optimizer's numbers."""
-        return [dict(group) for group in self.numbers()]
+        """The optimizer's numbers, and the numbers and words in an nnx module."""
+        return {"numbers": self.numbers(), "model": self._replicas.model.controls()}
 
     def turn(self, controls: Any) -> None:
-        """Takes over another process's numbers."""
-        self.set_numbers(controls)
+        """Takes over another process's controls."""
+        self._replicas.model.turn(controls["model"])
+        self.set_numbers(controls["numbers"])
 
     def touched(self) -> bool:
         """Whether the script wrote to the state since the last step."""
@@ -229,16 +230,12 @@ class JaxBackend:
         return self._replicas.fields(metrics.room(self._metrics, self._recipe.loss))
 
     def _start(self, inputs: Callable[[Any], Any]) -> None:
-        """Makes a linen module's variables from the first batch, where there are none yet."""
+        """Makes a linen module's variables from the first shard of the first batch, where there are none yet."""
         if not self._replicas.ready:
-            assert self._work is not None
-            piece = next(iter(self._work.shards.values()), None)
-            if piece is None:
-                raise ModelError(
-                    "Every process makes a linen module's variables from its shards of the first batch. This one has "
-                    "none. Give wrap (module, module.init(key, x)), or a first batch with an example for every shard."
-                )
-            self._replicas.start(inputs(piece), keys.initial(self._work.seed))
+            work = self._work
+            assert work is not None
+            piece = next(iter(work.shards.values())) if work.first is None else work.first()
+            self._replicas.start(inputs(piece), keys.initial(work.seed))
 
     def _inputs(self, piece: Any) -> Any:
         return losses.inputs(self._recipe.loss, piece)

@@ -6,7 +6,6 @@ statistics, counters) and a function of both. Inside a shard's executable it is
 other variables have become.
 """
 
-from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
@@ -17,6 +16,8 @@ from lockstep.errors import ModelError
 
 MODULE = nnx.Module
 """A model that holds its own variables."""
+OPTIMIZER = nnx.Optimizer
+"""An optimizer that was made for such a model."""
 
 
 class Bound(Protocol):
@@ -56,8 +57,11 @@ class Model(Protocol):
     def signature(self) -> Any:
         """What else of the object an executable depends on."""
 
-    def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Empty parameters and other variables with the names of a state, where there are none yet."""
+    def controls(self) -> Any:
+        """What of the object travels to other processes beside its arrays."""
+
+    def turn(self, controls: Any) -> None:
+        """Takes over what another process's object has there."""
 
 
 def of(model: Any, wrt: Any = None) -> Model:

@@ -28,7 +28,25 @@ def field(fields: Mapping[str, Any]) -> str | None:
     >>> field({"width": 3, "training": True})
     'training'
     """
-    return _first({name for name, value in fields.items() if value is None or isinstance(value, bool)})
+    return _first({name for name, value in fields.items() if tells(name, value)})
+
+
+def fields(module: Any) -> list[str]:
+    """The fields of one module, or of its class, that tell the mode; a method of such a name does not.
+
+    >>> fields(type("Net", (), {"training": True, "train": lambda self: None})())
+    ['training']
+    """
+    return [name for name in _NAMES if tells(name, inspect.getattr_static(module, name, ""))]
+
+
+def tells(name: str, value: Any) -> bool:
+    """Whether an attribute of this name and value tells the mode.
+
+    >>> tells("training", True), tells("training", "slowly"), tells("scale", True)
+    (True, False, False)
+    """
+    return (name in _NAMES or name in FLAGS) and (value is None or isinstance(value, bool))
 
 
 def value(name: str, training: bool) -> bool:

@@ -5,7 +5,7 @@ variables in it. After every step the module's variables get the new arrays, and
 an array that the script has put there since is seen by its being another object.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,9 +13,8 @@ import numpy as np
 from flax import nnx
 
 from lockstep.backends.jax import modes, trees
-from lockstep.errors import ModelError
-
-_PLAIN = (bool, int, float, str, type(None))
+from lockstep.backends.jax.attributes import Attributes
+from lockstep.errors import ModelError, OptimizerError
 
 
 class Module:
@@ -27,29 +26,40 @@ class Module:
     def __init__(self, module: nnx.Module, wrt: Any) -> None:
         self._module = module
         self._wrt = wrt
-        self._nodes = [node for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Pytree)]
-        self._flags = {*modes.FLAGS, modes.field(vars(module))}
+        self._attributes = Attributes(module)
         self._keeps = _variables(module)
         self._published: list[Any] = []
-        self._plain, self._hung = self._attributes()
         self._split()
 
     def _split(self) -> None:
-        """Takes the module's graph and variables as they are now."""
-        parts: Any = nnx.split(self._module, self._wrt, nnx.RngState, ...)
+        """Takes the module's variables as they are now, without its generators and what it has sown."""
+        parts: Any = nnx.split(self._module, self._wrt, (nnx.RngState, nnx.Intermediate), ...)
         _, params, _, rest = parts
         self.params, self.rest = nnx.as_pure(params), nnx.as_pure(rest)
-        self._owners = [*self._found(params), *self._found(rest)]
         self._names = [*trees.named(self.params), *trees.named(self.rest)]
+        self._owners, self._empty = self._found(params, rest)
         self._published = self.held()
 
-    def _found(self, state: Any) -> list[Any]:
-        """What holds each array of a state: a variable of the module's, or a plain attribute."""
+    def _found(self, *states: Any) -> tuple[list[Any], list[Any]]:
+        """What holds each array: a variable of the module's or a plain attribute; and the variables that hold None."""
         nodes = dict(nnx.iter_graph(self._module))
-        return [
-            self._keeps[path] if path in self._keeps else _Attribute(nodes[path[:-1]], path[-1])
-            for path, _ in nnx.to_flat_state(state)
-        ]
+        owners, empty = [], []
+        for path in (path for state in states for path, _ in nnx.to_flat_state(state)):
+            variable = self._keeps.get(path)
+            if variable is None:
+                owners.append(_Attribute(nodes[path[:-1]], path[-1]))
+            elif variable.get_raw_value() is None:
+                empty.append(variable)
+                self._names.append(trees.name(path))
+            elif jax.tree_util.treedef_is_leaf(jax.tree.structure(variable.get_raw_value())):
+                owners.append(variable)
+            else:
+                kind = type(variable.get_raw_value()).__name__
+                raise ModelError(
+                    f"A variable holds one array. Got one with a {kind} at {trees.name(path)!r}. "
+                    "Give every array a variable of its own."
+                )
+        return owners, empty
 
     def bind(self, params: Any, rest: Any, key: Any, training: bool) -> "BoundModule":
         """A copy of the module with these variables and a shard's own keys."""
@@ -91,39 +101,20 @@ class Module:
         return True
 
     def signature(self) -> Any:
-        """The plain attributes of every module in the graph; what else hangs there is to stay."""
-        plain, hung = self._attributes()
-        if hung != self._hung:
-            name = next(key for key, _ in [*hung, *self._hung] if hung.count((key, _)) != self._hung.count((key, _)))
-            raise ModelError(
-                f"A model keeps the modules and variables it was wrapped with. {name!r} was replaced, added or taken "
-                "away since. Call lockstep.wrap again after changing the model; writing variable[...] = array works."
-            )
-        if plain != self._plain:
-            self._plain = plain
-            self._split()
-        return plain
+        """The numbers and words in every module of the graph; what else hangs there is to stay."""
+        return self._attributes.look()
 
-    def _attributes(self) -> tuple[list[Any], list[Any]]:
-        """The plain values of every module without its mode's flags, and the identity of what else hangs there."""
-        plain, hung = [], []
-        for node in self._nodes:
-            for key, value in vars(node).items():
-                if key in self._flags or key.startswith("_pytree") or isinstance(value, jax.Array | np.ndarray):
-                    continue
-                if type(value) in _PLAIN:
-                    plain.append((key, value))
-                else:
-                    hung.append((key, id(value)))
-        return plain, hung
+    def controls(self) -> Any:
+        """The same numbers and words, which another process may turn."""
+        return self._attributes.look()
 
-    def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
-        """An nnx module has its variables from the beginning."""
-        return self.params, self.rest
+    def turn(self, controls: Any) -> None:
+        """Writes another process's numbers and words into the script's own module."""
+        self._attributes.write(controls)
 
     def held(self) -> list[Any]:
         """The arrays in the script's own variables."""
-        return [owner.get_raw_value() for owner in self._owners]
+        return [owner.get_raw_value() for owner in (*self._owners, *self._empty)]
 
 
 class _Attribute:
@@ -167,20 +158,45 @@ class BoundModule:
         flat = dict(nnx.to_flat_state(nnx.as_pure(nnx.state(self._module))))
         frozen = _variables(self._module, nnx.Param)
         came = nnx.to_flat_state(self._rest)
-        return trees.refilled(self._rest, [leaf if path in frozen else flat[path] for path, leaf in came])
+        leaves = [leaf if path in frozen else flat[path] for path, leaf in came if leaf is not None]
+        return trees.refilled(self._rest, leaves)
 
 
 def _form(value: Any) -> str:
-    dtype = value.dtype if trees.is_key(value) else jax.dtypes.canonicalize_dtype(np.asarray(value).dtype)
-    return f"{np.shape(value)} of {dtype}"
+    if value is None:
+        return "None"
+    dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
+    return f"{np.shape(value)} of {dtype if trees.is_key(value) else jax.dtypes.canonicalize_dtype(dtype)}"
+
+
+def check_optimizer(module: nnx.Module, optimizer: nnx.Optimizer[Any]) -> None:
+    """Refuses an optimizer whose state is not that of this module's variables."""
+    try:
+        made = jax.eval_shape(optimizer.tx.init, nnx.as_pure(nnx.state(module, optimizer.wrt)))
+    except jax.errors.JAXTypeError:  # it wants to see numbers: nothing can be told without them
+        return
+    ours, theirs = (
+        {name: leaf.shape for name, leaf in trees.named(tree).items()}
+        for tree in (made, nnx.as_pure(optimizer.opt_state))
+    )
+    for name in {**theirs, **ours}:
+        if ours.get(name) != theirs.get(name):
+            raise OptimizerError(
+                f"An nnx.Optimizer goes with the model it was made for. At {name!r} it has "
+                f"{theirs.get(name, 'nothing')}, for this model it would have {ours.get(name, 'nothing')}. "
+                "Make it anew: nnx.Optimizer(model, tx, wrt=nnx.Param)."
+            )
 
 
 def _graph(module: nnx.Module, training: bool) -> Any:
     """The module's graph and state in one mode; the script's own flags stay where they are."""
     copy = nnx.merge(*nnx.split(module))
-    turn: Callable[..., None] = copy.train if training else copy.eval
-    name = modes.field(vars(copy))
-    turn(**({} if name is None or name == "deterministic" else {name: modes.value(name, training)}))
+    name = "train" if training else "eval"
+    turn = getattr(type(copy), name)  # of the class: a field may have the method's name
+    (turn if callable(turn) else getattr(nnx.Module, name))(copy)
+    for _, node in nnx.iter_modules(copy):
+        for name in modes.fields(node):
+            setattr(node, name, modes.value(name, training))
     return nnx.split(copy)
 
 

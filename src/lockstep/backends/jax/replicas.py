@@ -17,6 +17,7 @@ from lockstep.backends.jax.applied import Handle
 from lockstep.backends.jax.executables import Executables
 from lockstep.backends.jax.fields import Fields
 from lockstep.backends.jax.nodes import Total
+from lockstep.errors import StateError
 
 _STEPS = "optimizer.steps made"  # no name of a field, so that no state of optax has it
 
@@ -38,6 +39,7 @@ class Replicas:
         self._signature = self.model.signature()
         self._lazy = not self.ready  # the first batch makes the variables
         self._loads = 0  # how often a state was taken over
+        self._waiting: tuple[State, Any] | None = None  # one that came before the variables, and the numbers of then
         self._seen: list[Any] = []
 
     @property
@@ -61,10 +63,24 @@ class Replicas:
         self._seen = self._held()
 
     def start(self, inputs: Any, key: Any) -> None:
-        """Makes a linen module's variables from the first batch's inputs."""
+        """Makes a linen module's variables from the first batch's inputs, and takes over a state that waited."""
+        numbers = None if self._waiting is None else self.optimizer.numbers()
         self.model.start(inputs, key)
         self.take(self.model.params, self.model.rest, None, self.optimizer.steps)
+        if self._waiting is not None:
+            self._fulfil(*self._waiting, numbers)
         self._seen = self._held()
+
+    def _fulfil(self, state: State, then: Any, now: Any) -> None:
+        """Takes over the state that waited, and the numbers set since; where it does not fit, it goes on waiting."""
+        try:
+            self.load(state)
+        except StateError:
+            self._forget()
+            self._waiting = state, then
+            raise
+        if now != then:
+            self.set_numbers(now)
 
     def look(self) -> None:
         """Takes over what the script has put into its own objects."""
@@ -72,16 +88,12 @@ class Replicas:
         if signature != self._signature:
             self.executables.forget()
         self._signature = signature
-        self._check_there()
         changed = [self.model.changed(), self.optimizer.changed()]
+        if not (self.model.donated and self.optimizer.donated):  # what the script holds, it can give away
+            for tree in (self.model.params, self.model.rest, self.optimizer.state):
+                trees.check_there(tree)
         if any(changed):
             self.take(self.model.params, self.model.rest, self.optimizer.state, self.optimizer.steps)
-
-    def _check_there(self) -> None:
-        """Refuses arrays whose memory the script has given away."""
-        shared = [] if self.model.donated and self.optimizer.donated else self.copies[:1]  # with the script's objects
-        for tree in (*shared, self.model.held(), self.optimizer.held()):
-            trees.check_there(tree)
 
     def take(self, params: Any, rest: Any, state: Any, steps: int | None) -> None:
         """Puts a state on every device and into the script's own objects."""
@@ -191,7 +203,7 @@ class Replicas:
     def state(self, row: int = 0) -> State:
         """Parameters, what else the model keeps, and the optimizer's state, as one device has them."""
         if not self.ready:
-            return {}
+            return {} if self._waiting is None else _copied(self._waiting[0])
         self.look()
         params, rest, slots = self.copies[row]
         state = trees.to_state(self.model.home, params) | trees.to_state("model", rest)
@@ -201,12 +213,15 @@ class Replicas:
         return state
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Takes over a whole state; one that does not fit changes nothing."""
+        """Takes over a whole state; one that does not fit changes nothing. Without variables it waits for them."""
         if not state and self._lazy:
             self._forget()
             return
-        home = self.model.home
-        params, rest = self.model.rebuilt(state)
+        if not self.ready:
+            self._waiting = _copied(state), self.optimizer.numbers()
+            self._loads += 1
+            return
+        home, params, rest = self.model.home, self.model.params, self.model.rest
         trees.check_known("model", trees.names(home, params) | trees.names("model", rest), state)
         params = trees.from_state(home, params, state, "model")
         rest = trees.from_state("model", rest, state, "model")
@@ -216,11 +231,12 @@ class Replicas:
         trees.check_known("optimizer", trees.names("optimizer", self.optimizer.state) | {_STEPS}, state)
         steps = state[_STEPS].data.item() if _STEPS in state else self.optimizer.steps
         self.take(params, rest, slots, steps)
+        self._waiting = None
         self._loads += 1
 
     def _forget(self) -> None:
         """Back to before the first batch, which will make the variables anew."""
-        self.copies, self._fields = [], None
+        self.copies, self._fields, self._waiting = [], None, None
         self.executables.forget()
         self.model.publish(None, {})
         self.optimizer.publish(None, self.optimizer.steps)
@@ -257,6 +273,10 @@ def _arrays(*objects: Any) -> list[Any]:
     nests = [nnx.as_pure(nnx.state(each)) if isinstance(each, nnx.Pytree) else each for each in objects]
     leaves = [leaf for leaf in jax.tree.leaves(nests) if isinstance(leaf, jax.Array)]
     return [getattr(leaf, "_base_array", leaf) for leaf in leaves]
+
+
+def _copied(state: Mapping[str, Array]) -> State:
+    return {name: Array(np.array(data), dtype) for name, (data, dtype) in state.items()}
 
 
 def _form(leaf: Any) -> Any:

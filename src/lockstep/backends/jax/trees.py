@@ -4,7 +4,8 @@ A name is the framework's own path joined with dots: `params.Dense_0.kernel`,
 `layers.0.kernel`, `0.mu.layers.0.kernel`.
 """
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -13,33 +14,27 @@ from jax import dtypes
 from numpy.typing import NDArray
 
 from lockstep.backends.base import Array, State
-from lockstep.errors import StateError
+from lockstep.errors import ModelError, StateError
 
 
 def named(tree: Any) -> dict[str, Any]:
     """The leaves of a nest by name, in the nest's own order."""
-    return {".".join(map(_part, path)): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    leaves = [(name(map(_part, path)), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    result = dict(leaves)
+    if len(result) < len(leaves):
+        ((twice, _),) = Counter(each for each, _ in leaves).most_common(1)
+        raise ModelError(f"Every array has a name of its own. Got two called {twice!r}. Use names without dots.")
+    return result
+
+
+def name(path: Iterable[Any]) -> str:
+    """The name of what lies at a path."""
+    return ".".join(map(str, path))
 
 
 def refilled(tree: Any, leaves: list[Any]) -> Any:
     """The same nest with other leaves."""
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
-
-
-def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Dicts in dicts out of names with dots.
-
-    >>> nested({"params.Dense_0.bias": 1, "params.Dense_0.kernel": 2})
-    {'params': {'Dense_0': {'bias': 1, 'kernel': 2}}}
-    """
-    result: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        *path, last = name.split(".")
-        place = result
-        for part in path:
-            place = place.setdefault(part, {})
-        place[last] = leaf
-    return result
 
 
 def to_state(prefix: str, tree: Any) -> State:

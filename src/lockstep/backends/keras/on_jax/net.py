@@ -1,6 +1,6 @@
 """Nets: a Keras model's variables, as the JAX backend's parameters and the rest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -73,9 +73,11 @@ class Net:
         numbers = Slots(self._compiled, self._compiled.model.optimizer).constants()
         return (*numbers.items(), *self._compiled.form)
 
-    def rebuilt(self, state: Mapping[str, Any]) -> tuple[Any, Any]:
-        """The variables, which are there: others are refused before."""
-        return self.params, self.rest
+    def controls(self) -> Any:
+        """Nothing: the optimizer's numbers are all that travels."""
+
+    def turn(self, controls: Any) -> None:
+        """There is nothing to turn."""
 
 
 class BoundNet:

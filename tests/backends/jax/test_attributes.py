@@ -1,0 +1,92 @@
+"""What hangs on an nnx module beside its arrays: numbers and words may change, the rest stays."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import lockstep
+from backends.kits import jax as kit
+from lockstep.backends.jax.attributes import Attributes
+from lockstep.errors import ModelError
+
+assert kit.module  # has made the CPU devices
+GENERATOR = np.random.Generator(np.random.PCG64(5))
+X = GENERATOR.standard_normal((23, 6)).astype(np.float32)
+Y = GENERATOR.integers(0, 3, 23)
+
+
+class Scaled(nnx.Module):
+    """One layer, a number and a function."""
+
+    def __init__(self):
+        self.layer = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+        self.scale = 1.0
+        self.act = lambda x: x
+
+    def __call__(self, x):
+        return self.act(self.layer(x)) * self.scale
+
+
+def wrapped(model, rate=0.0, **more):
+    return lockstep.wrap(model, optax.sgd(rate), "cross_entropy", shards=4, **more)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_weight_written_together_with_a_number_stays(count):
+    model = Scaled()
+    trainer = wrapped(model, devices=count)
+    trainer.step((X, Y))
+    model.layer.kernel[...] = jnp.zeros((6, 3), jnp.float32)
+    model.scale = 2.0
+    trainer.step((X, Y))
+    assert not np.asarray(model.layer.kernel[...]).any()
+    assert not trainer.state()["model.layer.kernel"].data.any()
+
+
+@pytest.mark.parametrize("value", [2.0, 1, True, -1.0])
+def test_a_number_that_changes_is_seen(value):
+    model = Scaled()
+    trainer = wrapped(model)
+    trainer.step((X, Y))
+    model.scale = value
+    plain = Scaled()
+    plain.scale = value
+    assert trainer.step((X, Y))["loss"] == wrapped(plain).step((X, Y))["loss"]
+
+
+def test_values_of_another_type_or_sign_are_others():
+    """Python takes them for equal, and an executable does not."""
+    model = Scaled()
+    attributes = Attributes(model)
+    texts = []
+    for value in (1.0, 1, True, "1", 0.0, -0.0, None):
+        model.scale = value
+        texts.append(attributes.look())
+    assert len(set(texts)) == len(texts)
+
+
+def test_a_function_at_the_address_of_the_old_one_is_seen():
+    model = Scaled()
+    trainer = wrapped(model)
+    trainer.step((X, Y))
+    address = id(model.act)
+    for _ in range(100):
+        model.act = None  # frees the old one, if nobody keeps it
+        model.act = lambda x: x * 0
+        if id(model.act) == address:
+            break
+    with pytest.raises(ModelError, match="'act' was replaced, added or taken away"):
+        trainer.step((X, Y))
+
+
+def test_a_number_stays_a_number_and_an_array_an_array():
+    """An array that an executable took for a constant could change unseen."""
+    model = Scaled()
+    trainer = wrapped(model)
+    model.scale = nnx.data(jnp.asarray(2.0))
+    with pytest.raises(ModelError, match="'scale' was replaced, added or taken away"):
+        trainer.step((X, Y))
+    model.scale = 2.0
+    trainer.step((X, Y))
