@@ -77,10 +77,15 @@ def _mean(value: Any, share: Share, **rest: Any) -> Term:
     return Term(root, value, share.examples, scale=share.examples, **rest)
 
 
-def _pair(value: Any, weight: Any, share: Share, **rest: Any) -> Term:
-    """A sum over the shard and what it is to be divided by."""
+def _pair(value: Any, weight: Any, share: Share, counted: Any = None, **rest: Any) -> Term:
+    """A sum over the shard and what it is to be divided by; `counted` are the weights that add up to it, where known.
+
+    Weights of both signs may cancel in a shard that has a gradient all the same; a batch in which they do is refused.
+    """
     weight = jnp.asarray(weight)
     there = weight != 0
+    if counted is not None and not share.alone:
+        there |= jnp.any(counted != 0)
     loss = jnp.where(there, value, 0)
     if not share.alone:
         return Term(value, loss, weight, 1.0, there=there, **rest)
@@ -176,7 +181,7 @@ def _compared(criterion: Any, model: Any, batch: Any, share: Share) -> Term:
         return Term(total, total, 0.0, **rest)
     if counted is None:
         return _mean(value, share, **rest)
-    return _pair(jnp.sum(value), jnp.sum(counted), share, **rest)
+    return _pair(jnp.sum(value), jnp.sum(counted), share, counted, **rest)
 
 
 def _weighted(value: Any, counted: Any, weights: Any, share: Share) -> tuple[Any, Any]:

@@ -122,15 +122,16 @@ class KerasOnTorch(TorchBackend):
             part = 1.0 if share.alone else share.examples / share.total
             value = value - outcome.extra + outcome.extra * part  # regularization counts once
             return Term(value, value.detach().double(), 0.0, **rest)
-        if outcome.divisor is None:
+        if outcome.counted is None:
             root = value if share.alone else value * (share.examples / share.total)
             return Term(root, value.detach().double() * share.examples, share.examples, **rest)
-        weight = outcome.divisor.detach()
-        if not float(weight):
+        weight, there, total = outcome.counted
+        weight, zero = weight.detach(), not float(weight)
+        if zero if share.alone else not bool(there):  # a batch whose weights cancel is refused
             return Term(None, 0.0, 0.0, True, **rest)
         if share.alone:
             return Term(value, value.detach().double() * weight, weight, **rest)
-        root = value * weight.to(value.dtype)
+        root = total if zero else value * weight.to(value.dtype)
         return Term(root, root.detach().double(), weight, True, **rest)
 
     @property

@@ -79,9 +79,12 @@ def _mean(value: Tensor, share: Share, **rest: Any) -> Term:
     return Term(root, value.detach().double() * share.examples, share.examples, **rest)
 
 
-def _pair(value: Tensor, weight: Any, share: Share, **rest: Any) -> Term:
-    """A sum over the shard and what it is to be divided by."""
-    if not float(weight):
+def _pair(value: Tensor, weight: Any, share: Share, counted: Tensor | None = None, **rest: Any) -> Term:
+    """A sum over the shard and what it is to be divided by; `counted` are the weights that add up to it, where known.
+
+    Weights of both signs may cancel in a shard that has a gradient all the same; a batch in which they do is refused.
+    """
+    if not (float(weight) if counted is None or share.alone else bool(counted.any())):
         return Term(None, 0.0, 0.0, True, **rest)
     if share.alone:
         return Term(value / weight, value.detach(), weight, **rest)
@@ -132,11 +135,12 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
             value = criterion(outputs, targets)
             return Term(value, value.detach(), 0.0, **rest)
         if _counts_targets(criterion, targets):
-            weight = _target_weights(criterion, targets).sum()
+            counted = _target_weights(criterion, targets)
+            weight = counted.sum()
             if share.alone and float(weight):
                 value = criterion(outputs, targets)
                 return Term(value, value.detach().double() * weight, weight, **rest)
-            return _pair(_reduced(criterion, "sum")(outputs, targets), weight, share, **rest)
+            return _pair(_reduced(criterion, "sum")(outputs, targets), weight, share, counted, **rest)
         value = criterion(outputs, targets)
     except IndexError as error:
         raise _labels(error, outputs, targets) from error
@@ -169,11 +173,11 @@ def _weighted(
     if getattr(criterion, "reduction", None) == "sum":
         return Term(total, total.detach(), 0.0, **rest)
     if _counts_targets(criterion, targets):
-        weight = (_target_weights(criterion, targets) * spread.double()).sum()
+        counted = _target_weights(criterion, targets) * spread.double()
     else:
         total = (values.reshape(len(values), -1).mean(1) * weights).sum()
-        weight = exact_weights.sum()
-    return _pair(total, weight.detach(), share, **rest)
+        counted = exact_weights
+    return _pair(total, counted.sum().detach(), share, counted, **rest)
 
 
 def _counts_targets(criterion: Any, targets: Any) -> bool:
