@@ -20,7 +20,7 @@ from lockstep.core import batches, digest, plan, tree
 from lockstep.core.layout import ALIGNMENT
 from lockstep.core.metrics import FIRST_METRIC
 from lockstep.core.options import Options
-from lockstep.errors import NonFiniteError, StateError
+from lockstep.errors import ModelError, NonFiniteError, StateError
 
 TOLERANCE = 1e-12
 KITS = {
@@ -140,6 +140,25 @@ def test_weights_of_both_signs_may_cancel_in_a_shard(kit):
             evaluated = trainer.evaluate(SIGNED, batch_size=NUM_EXAMPLES)["loss"]
             found.append({"evaluated": evaluated, "loss": trainer.step(SIGNED)["loss"], **kit.weights(model)})
     near(*found)
+
+
+@pytest.mark.parametrize(
+    ("kit", "form"),
+    [
+        pytest.param(kit, form, id=name)
+        for name, kit in KITS.items()
+        for form in kit.forms
+        if form.name == "class weights"
+    ],
+)
+def test_class_weights_are_one_for_each_class(kit, form):
+    wider = {name: np.concatenate([value, value], -1) if name[0] == "1" else value for name, value in WEIGHTS.items()}
+    model = kit.model(wider)
+    with (
+        lockstep.wrap(model, kit.sgd(model, 1.0), form.loss, devices=1, shards=8, threads=1) as trainer,
+        pytest.raises(ModelError, match=r"Class weights are one for each class. Got 8 for 16 classes. Give one"),
+    ):
+        trainer.step(form.batch)
 
 
 # -- the seam

@@ -11,7 +11,7 @@ from flax import nnx
 
 import lockstep
 from backends.kits import jax as kit
-from lockstep.backends.jax import models
+from lockstep.backends.jax import CrossEntropy, models
 from lockstep.errors import BatchError, ModelError, NonFiniteError, OptimizerError, PlanError, StateError
 
 assert kit.module  # has made the CPU devices
@@ -43,6 +43,30 @@ def apply_giving(outputs):
 def test_batches(batch, message):
     with pytest.raises(BatchError, match=message):
         wrapped().step(batch)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+@pytest.mark.parametrize(("targets", "got"), [(1, "int"), ({"y": Y}, "{'y': .*}")])
+def test_targets_that_are_no_array(loss, targets, got):
+    with pytest.raises(BatchError, match=f"Targets are one array with a row per example. Got {got}. Give such"):
+        wrapped(loss=loss).step((X, targets))
+
+
+ODDS = np.full((16, 3), 1 / 3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "message"),
+    [
+        (CrossEntropy(ignore_index=2), ODDS, "A label may be ignored, odds may not. Got ignore_index=2 and .*float32"),
+        (CrossEntropy(), ODDS[:, :2], r"logits with odds of the same shape. Got \(4, 3\) and \(4, 2\) of float32"),
+        (CrossEntropy(), ODDS[:, 0], r"logits with odds of the same shape. Got \(4, 3\) and \(4,\) of float32"),
+        (CrossEntropy(weights=(1.0, 2.0)), ODDS, "Class weights are one for each class. Got 2 for 3 classes"),
+    ],
+)
+def test_targets_of_cross_entropy(loss, targets, message):
+    with pytest.raises(ModelError, match=message):
+        wrapped(loss=loss).step((X, targets))
 
 
 @pytest.mark.parametrize("outputs", [lambda z: z.sum(), lambda z: z[:1], lambda z: z.T])

@@ -352,6 +352,12 @@ forms = [
     form("a lambda of one number", XY, lambda out, y: entropies_of(out, y).mean(), entropy),
     form("odds as targets", (X, ODDS), optax.softmax_cross_entropy, lambda net, x, y: mean_odds(net, x, y)),
     form("odds as targets, by name", (X, ODDS), "cross_entropy", lambda net, x, y: mean_odds(net, x, y)),
+    form(
+        "odds as targets, class weights",
+        (X, ODDS),
+        CrossEntropy(weights=tuple(CLASS_WEIGHTS)),
+        lambda net, x, y: -(jax.nn.log_softmax(net(x)) * y * HEAVY).sum(1).mean(),
+    ),
     # Means over the targets that count.
     form("ignored targets", (X, GAPPED), cross_entropy(), lambda net, x, y: mean(entropies(net, x, y), y != IGNORED)),
     form("(sum, weight)", (X, GAPPED), pair, lambda net, x, y: mean(entropies(net, x, y), y != IGNORED)),

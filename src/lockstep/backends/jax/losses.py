@@ -165,6 +165,11 @@ def _compared(criterion: Any, model: Any, batch: Any, share: Share) -> Term:
     outputs = call(model, inputs, share.examples)
     rest = {"outputs": outputs, "targets": targets}
     own = isinstance(criterion, CrossEntropy | SquaredError)
+    if own and not isinstance(targets, jax.Array):
+        raise BatchError(
+            f"Targets are one array with a row per example. Got {describe(targets)}. Give such targets, or a function "
+            "of (outputs, targets) as the loss."
+        )
     value = criterion.values(outputs, targets) if own else criterion(outputs, targets)
     counted = criterion.weights_of(targets, value) if own else None  # one for each value, or None
     if isinstance(value, tuple) and len(value) == 2 and weights is None:

@@ -185,6 +185,12 @@ def _counted(
     loss: CrossEntropy, outputs: Any, targets: Any, on_host: Any, weights: Any, share: Share, rest: Mapping[str, Any]
 ) -> Term:
     """The mean over the targets that count, each with what its class and its example weigh."""
+    classes = outputs.shape[loss._axis]
+    if loss.class_weights is not None and len(loss.class_weights) != classes:
+        raise ModelError(
+            f"Class weights are one for each class. Got {len(loss.class_weights)} for {classes} classes. "
+            "Give one for each of the block's outputs."
+        )
     each = loss.target_weights(on_host)
     if weights is not None:
         each = each * weights.reshape(-1, *[1] * (each.ndim - 1))

@@ -127,6 +127,7 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
     inputs, targets, weights = parts(batch)
     outputs = call(model, inputs)
     rest = {"outputs": outputs, "targets": targets}
+    _check_classes(criterion, outputs)
     try:
         _check_labels(criterion, outputs, targets)
         if weights is not None:
@@ -216,6 +217,16 @@ def _reduced(criterion: Any, reduction: str) -> Any:
 
 def _keyword(function: Any, name: str) -> Any:
     return function.keywords.get(name) if isinstance(function, functools.partial) else None
+
+
+def _check_classes(criterion: Any, outputs: Any) -> None:
+    """Refuses class weights of another number, before a label is looked up in them."""
+    weights = criterion.weight if _of_classes(criterion) else None
+    if weights is not None and isinstance(outputs, Tensor) and outputs.ndim > 1 and len(weights) != outputs.shape[1]:
+        raise ModelError(
+            f"Class weights are one for each class. Got {len(weights)} for {outputs.shape[1]} classes. "
+            "Give one for each of the model's outputs."
+        )
 
 
 def _check_labels(criterion: Any, outputs: Any, targets: Any) -> None:
