@@ -37,7 +37,9 @@ def apply_giving(outputs):
         ((X, Y[:-1]), "Every array of a batch has one entry per example. Got lengths 16, 15"),
         (X, "With a loss of .outputs, targets. a batch is .inputs, targets."),
         ((X, np.array(["a"] * 16)), "JAX computes on arrays of numbers"),
-        ((X, Y, np.ones((16, 2))), "There is one weight per example"),
+        ((X, Y, np.ones((16, 2))), r"There is one weight per example. Got weights of shape \(4, 2\) for a shard of 4"),
+        ((X, Y, 1), r"There is one weight per example. Got weights of shape \(\) for a shard of 4. Give one number"),
+        ((X, Y, jax.random.split(jax.random.key(0), 16)), "A batch's arrays are numbers. Got key<.*key_data"),
     ],
 )
 def test_batches(batch, message):
@@ -132,6 +134,15 @@ def test_losses_and_metrics():
         wrapped(loss=lambda out, y: LOSS(out, y).mean()).step((X, Y, np.ones(16)))
     with pytest.raises(ModelError, match="Without a loss the model's output carries one"):
         wrapped(loss=None).step(X)
+
+
+def test_the_loss_of_an_output_has_one_value_per_example():
+    def trainer(outputs):
+        return wrapped((apply_giving(outputs), jnp.ones((6, 3))), loss=None)
+
+    with pytest.raises(ModelError, match=r"is one number, or one per example. Got shape \(3,\) for a shard of 4. Ret"):
+        trainer(lambda z: {"loss": z[:3, 0]}).step(X)
+    assert trainer(lambda z: {"loss": z[:, 0]}).step(X)["loss"] == 6
 
 
 def test_a_loss_that_is_not_finite_names_step_and_shard_and_changes_nothing():

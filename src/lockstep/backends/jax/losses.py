@@ -115,6 +115,11 @@ def _models_own(model: Any, batch: Any, share: Share) -> Term:
             "Without a loss the model's output carries one as `.loss`. "
             f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
         )
+    if loss.ndim and len(loss) != share.examples:
+        raise ModelError(
+            f"The loss of a model's output is one number, or one per example. Got shape {tuple(loss.shape)} for a "
+            f"shard of {share.examples}. Return its mean."
+        )
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     targets = batch.get("labels") if isinstance(batch, Mapping) else None
     return _mean(loss, share, outputs=logits, targets=targets)
@@ -191,9 +196,10 @@ def _compared(criterion: Any, model: Any, batch: Any, share: Share) -> Term:
 
 def _weighted(value: Any, counted: Any, weights: Any, share: Share) -> tuple[Any, Any]:
     """The values of the examples times their weights, and what each then counts."""
-    if weights.size != share.examples:
+    shape = tuple(getattr(weights, "shape", ()))
+    if not shape or weights.size != share.examples:
         raise BatchError(
-            f"There is one weight per example. Got weights of shape {tuple(weights.shape)} for a shard of "
+            f"There is one weight per example. Got weights of shape {shape} for a shard of "
             f"{share.examples}. Give one number for each example."
         )
     if not value.ndim:

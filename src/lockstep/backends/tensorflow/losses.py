@@ -124,7 +124,12 @@ def _models_own(model: Call, batch: Any, share: Share) -> Weighed:
             "Without a loss the model's output carries one as `.loss`. "
             f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
         )
-    return mean(loss, share)
+    if loss.shape.rank and loss.shape[0] != share.examples:
+        raise ModelError(
+            f"The loss of a model's output is one number, or one per example. Got shape {tuple(loss.shape)} for a "
+            f"shard of {share.examples}. Return its mean."
+        )
+    return mean(tf.reduce_mean(loss) if loss.shape.rank else loss, share)
 
 
 def _objective(objective: Objective, model: Call, batch: Any, share: Share) -> Weighed:

@@ -100,9 +100,14 @@ def _models_own(model: nn.Module, batch: Any, share: Share) -> Term:
             "Without a loss the model's output carries one as `.loss`. "
             f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
         )
+    if loss.ndim and len(loss) != share.examples:
+        raise ModelError(
+            f"The loss of a model's output is one number, or one per example. Got shape {tuple(loss.shape)} for a "
+            f"shard of {share.examples}. Return its mean."
+        )
     logits = getattr(outputs, "logits", outputs)
     targets = batch.get("labels") if isinstance(batch, Mapping) else None
-    return _mean(loss, share, outputs=logits, targets=targets)
+    return _mean(loss.mean() if loss.ndim else loss, share, outputs=logits, targets=targets)
 
 
 def _objective(objective: Objective, model: nn.Module, batch: Any, share: Share) -> Term:
@@ -156,9 +161,10 @@ def _weighted(
     criterion: Any, outputs: Any, targets: Any, weights: Tensor, share: Share, rest: Mapping[str, Any]
 ) -> Term:
     """The mean with a weight for each example: the weighted sum over the sum of the weights."""
-    if weights.numel() != share.examples:
+    shape = tuple(getattr(weights, "shape", ()))
+    if not shape or weights.numel() != share.examples:
         raise BatchError(
-            f"There is one weight per example. Got weights of shape {tuple(weights.shape)} for a shard of "
+            f"There is one weight per example. Got weights of shape {shape} for a shard of "
             f"{share.examples}. Give one number for each example."
         )
     values = _reduced(criterion, "none")(outputs, targets)
