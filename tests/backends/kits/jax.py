@@ -527,12 +527,12 @@ forms = [
         partial(counted_by_hand, ignored=PADDING),
     ),
     form(
-        "accuracy of odds",
+        "metrics of odds",
         (X, ODDS),
         optax.softmax_cross_entropy,
         lambda net, x, y: mean_odds(net, x, y),
-        metrics=["accuracy"],
-        measured=lambda net, x, y: {"accuracy": share(net(x).argmax(1) == y.argmax(1))},
+        metrics=["accuracy", "top5"],
+        measured=lambda net, x, y: counted_by_hand(net, x, y.argmax(1), PADDING),
     ),
     form(
         "accuracy of flags",

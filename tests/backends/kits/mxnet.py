@@ -473,12 +473,15 @@ forms = [
         measured=counted_by_hand,
     ),
     form(
-        "accuracy of odds",
+        "metrics of odds",
         (X, ODDS),
         SOFTMAX(sparse_label=False),
         gluon_loss(SOFTMAX, sparse_label=False),
-        metrics=["accuracy"],
-        measured=lambda net, x, y: {"accuracy": hit(net(x), y.argmax(axis=1))},
+        metrics=["accuracy", "top5"],
+        measured=lambda net, x, y: {
+            "accuracy": hit(net(x), y.argmax(axis=1)),
+            "top5": in_top5(net(x), y.argmax(axis=1)),
+        },
     ),
     form(
         "accuracy of flags",

@@ -191,6 +191,7 @@ def traced(weights=WEIGHTS):
 
 
 XY = (X, LABELS)
+ODDS = np.exp(VALUES) / np.exp(VALUES).sum(1, keepdims=True)
 XYW = (X, LABELS, EXAMPLE_WEIGHTS)
 NAMED = {"x": X, "y": LABELS}
 SQUARES = keras.losses.MeanSquaredError(dtype="float64")
@@ -279,5 +280,13 @@ forms = [
         make=halves,
     ),
     form("metrics of classes", XY, "cross_entropy", entropies, METRICS_OF_CLASSES, classes_by_hand),
+    form(
+        "metrics of odds",
+        (X, ODDS),
+        lambda out, y: tf.nn.softmax_cross_entropy_with_logits(y, out),
+        lambda net, x, y: tf.nn.softmax_cross_entropy_with_logits(y, net(x)),
+        ["accuracy", "top5"],
+        lambda net, x, y: {name: classes_by_hand(net, x, y.argmax(1))[name] for name in ("accuracy", "top5")},
+    ),
     form("metrics of values", (X, VALUES), "mse", squares, METRICS_OF_VALUES, values_by_hand),
 ]

@@ -23,11 +23,11 @@ def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Any]]:
         if outputs.ndim == targets.ndim and (outputs.ndim == 1 or outputs.shape[-1] == 1):
             hits = (outputs > 0) == (targets > 0.5)
             return hits.sum(), hits.size
-        if outputs.shape == targets.shape:  # odds for every class
-            targets = targets.argmax(-1)
+        targets = _labels(outputs, targets)
         return _counted(outputs.argmax(-1) == targets, targets)
 
     def top5(outputs: Any, targets: Any) -> Any:
+        targets = _labels(outputs, targets)
         best = jax.lax.top_k(outputs, min(5, outputs.shape[-1]))[1]
         return _counted((best == targets[..., None]).any(-1), targets)
 
@@ -76,6 +76,11 @@ def pair(name: str, value: Any, examples: int) -> list[Sum]:
     if not jnp.issubdtype(value.dtype, jnp.floating):
         value = value.astype(fields.wide())
     return [(value.reshape(examples, -1).mean(1).sum(), 1.0), (examples, 1.0)]
+
+
+def _labels(outputs: Any, targets: Any) -> Any:
+    """The labels, also where the targets are odds for every class."""
+    return targets.argmax(-1) if outputs.shape == targets.shape else targets
 
 
 def _errors(outputs: Any, targets: Any) -> Any:
