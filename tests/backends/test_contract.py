@@ -161,6 +161,17 @@ def test_class_weights_are_one_for_each_class(kit, form):
         trainer.step(form.batch)
 
 
+@pytest.mark.parametrize("kit", [pytest.param(kit, id=name) for name, kit in KITS.items() if hasattr(kit, "short")])
+def test_a_loss_in_a_short_type_keeps_its_share(kit):
+    """Of bfloat16, 8 of 61 examples would be 0.1309 of the batch."""
+    model = kit.model({name: np.ones([1] * value.ndim) * (value.ndim - 1) for name, value in WEIGHTS.items()})
+    before = kit.weights(model)
+    with lockstep.wrap(model, kit.sgd(model, 1.0), kit.short, devices=1, shards=8, threads=1) as trainer:
+        assert trainer.step((np.ones((NUM_EXAMPLES, 1)), np.zeros(NUM_EXAMPLES)))["loss"] == 1
+        after = kit.weights(model)
+    near({name: before[name] - after[name] for name in before}, {name: np.ones_like(before[name]) for name in before})
+
+
 # -- the seam
 
 

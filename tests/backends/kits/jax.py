@@ -33,7 +33,19 @@ from lockstep.backends.jax import CrossEntropy, SquaredError
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 
-__all__ = ["compiles", "cross_entropy", "forms", "model", "module", "normalized", "nudge", "set_rate", "sgd", "weights"]
+__all__ = [
+    "compiles",
+    "cross_entropy",
+    "forms",
+    "model",
+    "module",
+    "normalized",
+    "nudge",
+    "set_rate",
+    "sgd",
+    "short",
+    "weights",
+]
 
 compiles = True  # every shape of a shard anew
 
@@ -87,6 +99,11 @@ def params(model):
 
 def nudge(model):
     model.layers[0].kernel[...] = model.layers[0].kernel[...].at[0, 0].add(1)
+
+
+def short(out, y):
+    """The first output, as a loss in a type too short for most shares."""
+    return out[0, 0].astype(jnp.bfloat16)
 
 
 def set_rate(optimizer, lr):

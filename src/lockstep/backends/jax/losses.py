@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lockstep.backends.jax import fields
 from lockstep.backends.jax.applied import spread
 from lockstep.backends.jax.criteria import CrossEntropy, SquaredError
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe
@@ -48,6 +49,7 @@ class Term:
     targets: Any = None
     values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
     there: Any = True  # whether this shard weighs anything; one that does not has no gradient
+    share: Any = None  # by what the gradient is still to be multiplied
 
 
 def of(loss: Any) -> Callable[[Any, Any, Share], Term]:
@@ -70,10 +72,17 @@ def resolve(loss: Any) -> Any:
     return NAMED.get(loss, loss) if isinstance(loss, str) else loss
 
 
-def _mean(value: Any, share: Share, **rest: Any) -> Term:
-    """A mean over the shard's examples."""
+def mean(value: Any, share: Share, **rest: Any) -> Term:
+    """A mean over the shard's examples.
+
+    A loss in a shorter type than leaves are added in would round its share, so there the gradient is multiplied by it.
+    """
     value = jnp.mean(value) if jnp.ndim(value) else value
-    root = value if share.alone else value * jnp.asarray(share.fraction, value.dtype)
+    if share.alone:
+        return Term(value, value, share.examples, scale=share.examples, **rest)
+    if fields.accumulated(value.dtype) != value.dtype:
+        return Term(value, value, share.examples, scale=share.examples, share=share.fraction, **rest)
+    root = value * jnp.asarray(share.fraction, value.dtype)
     return Term(root, value, share.examples, scale=share.examples, **rest)
 
 
@@ -122,7 +131,7 @@ def _models_own(model: Any, batch: Any, share: Share) -> Term:
         )
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     targets = batch.get("labels") if isinstance(batch, Mapping) else None
-    return _mean(loss, share, outputs=logits, targets=targets)
+    return mean(loss, share, outputs=logits, targets=targets)
 
 
 def _objective(objective: Objective, model: Any, batch: Any, share: Share) -> Term:
@@ -139,7 +148,7 @@ def _objective(objective: Objective, model: Any, batch: Any, share: Share) -> Te
             "An objective returns the shard's mean loss as an array, one loss per example, (loss, {name: value}) or "
             f"(sum, weight). Got {describe(result)} for a shard of {share.examples}."
         )
-    return _mean(loss, share, values=values)
+    return mean(loss, share, values=values)
 
 
 def parts(batch: Any) -> tuple[Any, Any, Any]:
@@ -190,7 +199,7 @@ def _compared(criterion: Any, model: Any, batch: Any, share: Share) -> Term:
         total = jnp.sum(value)
         return Term(total, total, 0.0, **rest)
     if counted is None:
-        return _mean(value, share, **rest)
+        return mean(value, share, **rest)
     return _pair(jnp.sum(value), jnp.sum(counted), share, counted, **rest)
 
 

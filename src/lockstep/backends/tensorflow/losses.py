@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from lockstep.backends.tensorflow.nodes import accumulated
 from lockstep.backends.tensorflow.program import Share, Term
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe
 from lockstep.core.metrics import Column
@@ -32,10 +33,11 @@ class Weighed(NamedTuple):
     targets: Any = None
     values: Mapping[str, Any] = {}  # an objective's own metrics
     there: Any = True  # whether this shard weighs anything; one that does not has no gradient
+    share: Any = None  # by what the gradient is still to be multiplied
 
     def term(self, kept: Sequence[Any], sums: Sequence[Any], columns: Sequence[Column]) -> Term:
         """The shard's term, with its running statistics and the sums of its metrics."""
-        return Term(self.root, self.loss, self.weight, self.divided, kept, sums, columns, self.there)
+        return Term(self.root, self.loss, self.weight, self.divided, kept, sums, columns, self.there, self.share)
 
 
 class Counted(NamedTuple):
@@ -83,9 +85,16 @@ def double(value: Any) -> Any:
 
 
 def mean(value: Any, share: Share, **rest: Any) -> Weighed:
-    """A mean over the shard's examples."""
-    root = value if share.alone else value * tf.cast(share.part, value.dtype)
-    return Weighed(root, double(value) * share.examples, share.examples, 0.0, **rest)
+    """A mean over the shard's examples.
+
+    A loss in a shorter type than leaves are added in would round its share, so there the gradient is multiplied by it.
+    """
+    loss = double(value) * share.examples
+    if share.alone:
+        return Weighed(value, loss, share.examples, 0.0, **rest)
+    if accumulated(value) != value.dtype:
+        return Weighed(value, loss, share.examples, 0.0, share=share.part, **rest)
+    return Weighed(value * tf.cast(share.part, value.dtype), loss, share.examples, 0.0, **rest)
 
 
 def pair(value: Any, weight: Any, share: Share, there: Any = None, **rest: Any) -> Weighed:

@@ -43,6 +43,7 @@ class Term:
     sums: Sequence[Any] = ()  # of the metrics, each a number or a vector
     columns: Sequence[Column] = field(default=())
     there: Any = True  # whether this shard weighs anything; one that does not has no gradient
+    share: Any = None  # by what the gradient is still to be multiplied
 
 
 class Program(Protocol):

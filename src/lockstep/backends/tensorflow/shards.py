@@ -142,7 +142,7 @@ class Shards:
             None if after is before else _weighed(after, share)
             for before, after in zip(own.kept, term.kept, strict=True)
         ]
-        dense = [None if each is None else _dense(each) for each in gradients]
+        dense = [None if each is None else _dense(each, term.share) for each in gradients]
         return Leaf(dense, kept, _vector(term), tf.convert_to_tensor(term.there))
 
     def _sums(self, own: Copy, batch: Any, drawn: Any, share: Share, columns: list[Column]) -> Any:
@@ -214,9 +214,11 @@ def _rebuilt(piece: Any, tensors: Sequence[Any]) -> Any:
     return transform(piece, lambda value: value if _static(value) else next(given))
 
 
-def _dense(gradient: Any) -> Any:
+def _dense(gradient: Any, share: Any) -> Any:
+    """A gradient in the type in which it is added, and in its share where its loss could not carry that."""
     dense = tf.convert_to_tensor(gradient)
-    return tf.cast(dense, accumulated(dense))
+    dense = tf.cast(dense, accumulated(dense))
+    return dense if share is None else dense * tf.cast(share, dense.dtype)
 
 
 def _weighed(value: Any, share: Share) -> Any:

@@ -21,6 +21,8 @@ from lockstep.core.batches import describe
 from lockstep.core.objective import Objective
 from lockstep.errors import BatchError, ModelError
 
+SHORT = (torch.float16, torch.bfloat16)  # shorter than what leaves are added in
+
 
 class Share(NamedTuple):
     """A shard's part of the batch: its examples, the batch's, and whether it is all there is."""
@@ -41,6 +43,7 @@ class Term:
     outputs: Any = None
     targets: Any = None
     values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
+    share: float = 1.0  # by what the gradient is still to be multiplied
 
 
 def of(loss: Any) -> Callable[[nn.Module, Any, Share], Term]:
@@ -73,10 +76,16 @@ def _criterion(loss: Any) -> Any:
     return loss
 
 
-def _mean(value: Tensor, share: Share, **rest: Any) -> Term:
-    """A mean over the shard's examples."""
-    root = value if share.alone else value * (share.examples / share.total)
-    return Term(root, value.detach().double() * share.examples, share.examples, **rest)
+def mean(value: Tensor, share: Share, **rest: Any) -> Term:
+    """A mean over the shard's examples.
+
+    A loss in a shorter type than leaves are added in would round its share, so there the gradient is multiplied by it.
+    """
+    part = 1.0 if share.alone else share.examples / share.total
+    loss = value.detach().double() * share.examples
+    if share.alone or value.dtype in SHORT:
+        return Term(value, loss, share.examples, share=part, **rest)
+    return Term(value * part, loss, share.examples, **rest)
 
 
 def _pair(value: Tensor, weight: Any, share: Share, counted: Tensor | None = None, **rest: Any) -> Term:
@@ -107,7 +116,7 @@ def _models_own(model: nn.Module, batch: Any, share: Share) -> Term:
         )
     logits = getattr(outputs, "logits", outputs)
     targets = batch.get("labels") if isinstance(batch, Mapping) else None
-    return _mean(loss.mean() if loss.ndim else loss, share, outputs=logits, targets=targets)
+    return mean(loss.mean() if loss.ndim else loss, share, outputs=logits, targets=targets)
 
 
 def _objective(objective: Objective, model: nn.Module, batch: Any, share: Share) -> Term:
@@ -124,7 +133,7 @@ def _objective(objective: Objective, model: nn.Module, batch: Any, share: Share)
             "An objective returns the shard's mean loss as a tensor, one loss per example, (loss, {name: value}) or "
             f"(sum, weight). Got {describe(result)} for a shard of {share.examples}."
         )
-    return _mean(loss.mean() if loss.ndim else loss, share, values=values)
+    return mean(loss.mean() if loss.ndim else loss, share, values=values)
 
 
 def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Term:
@@ -154,7 +163,7 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
         raise ModelError(
             f"A loss gives one number, or one per example. Got {describe(value)} for a shard of {share.examples}."
         )
-    return _mean(value.mean() if value.ndim else value, share, **rest)
+    return mean(value.mean() if value.ndim else value, share, **rest)
 
 
 def _weighted(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep.backends.jax import fields
-from lockstep.backends.jax.losses import Share, Term
+from lockstep.backends.jax.losses import Share, Term, mean
 from lockstep.backends.jax.shards import Found, Shards
 from lockstep.backends.keras import losses
 from lockstep.backends.keras.compiled import Compiled
@@ -31,8 +31,7 @@ class KerasShards(Shards):
             value = value if share.alone else value - extra + extra * jnp.asarray(share.fraction, value.dtype)
             return Term(value, value, 0.0, **rest)
         if outcome.counted is None:
-            root = value if share.alone else value * jnp.asarray(share.fraction, value.dtype)
-            return Term(root, value, share.examples, scale=share.examples, **rest)
+            return mean(value, share, **rest)
         weight, there, summed = outcome.counted
         total = value * weight.astype(value.dtype)
         if share.alone:
