@@ -21,6 +21,7 @@ LABELS[-5:] = (0, 1, IGNORED, 4, 5)
 GAPPED = np.where(np.arange(NUM_EXAMPLES) < 9, IGNORED, LABELS)  # shard 0 of 8 has nothing but ignored targets
 VALUES = _generator.standard_normal((NUM_EXAMPLES, CLASSES))
 EXAMPLE_WEIGHTS = np.where(np.arange(NUM_EXAMPLES) < 9, 0.0, _generator.uniform(0.1, 3.0, NUM_EXAMPLES))
+SIGNS = np.where(np.arange(NUM_EXAMPLES) % 2, -1.0, 1.0)  # cancel in the first shards of 8, and sum to 1
 CLASS_WEIGHTS = _generator.uniform(0.2, 2.0, CLASSES)
 WEIGHTS = {
     "0.weight": _generator.standard_normal((FEATURES, HIDDEN)),

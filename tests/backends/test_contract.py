@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import lockstep
-from backends.kit import EXAMPLE_WEIGHTS, GAPPED, IGNORED, LABELS, NUM_EXAMPLES, WEIGHTS, X
+from backends.kit import EXAMPLE_WEIGHTS, GAPPED, IGNORED, LABELS, NUM_EXAMPLES, SIGNS, WEIGHTS, X
 from lockstep.backends.base import Recipe, Work
 from lockstep.core import batches, digest, plan, tree
 from lockstep.core.layout import ALIGNMENT
 from lockstep.core.metrics import FIRST_METRIC
 from lockstep.core.options import Options
-from lockstep.errors import NonFiniteError, StateError
+from lockstep.errors import ModelError, NonFiniteError, StateError
 
 TOLERANCE = 1e-12
 KITS = {
@@ -29,6 +29,7 @@ KITS = {
 }
 
 BATCH = (X, GAPPED)
+SIGNED = (X, np.where(LABELS == IGNORED, 3, LABELS), SIGNS)
 OTHER = {name: value + 1 for name, value in WEIGHTS.items()}
 
 kits = pytest.mark.parametrize("kit", [pytest.param(kit, id=name) for name, kit in KITS.items()])
@@ -113,8 +114,12 @@ def test_a_step_is_the_one_of_numpy(kit, form, oracle):
 @pytest.mark.parametrize("num_shards", [8, 1])
 @pytest.mark.parametrize(
     "batch",
-    [(X, np.full_like(LABELS, IGNORED)), (X, LABELS, np.zeros_like(EXAMPLE_WEIGHTS))],
-    ids=["all ignored", "all without weight"],
+    [
+        (X, np.full_like(LABELS, IGNORED)),
+        (X, LABELS, np.zeros_like(EXAMPLE_WEIGHTS)),
+        batches.select(SIGNED, slice(-1)),
+    ],
+    ids=["all ignored", "all without weight", "weights that cancel"],
 )
 def test_a_batch_without_weight_is_refused_and_changes_nothing(kit, batch, num_shards):
     model = kit.model(WEIGHTS)
@@ -124,6 +129,52 @@ def test_a_batch_without_weight_is_refused_and_changes_nothing(kit, batch, num_s
         with pytest.raises(NonFiniteError):
             trainer.step(batch)
         assert trainer.digest() == before
+
+
+@kits
+def test_weights_of_both_signs_may_cancel_in_a_shard(kit):
+    """What a shard weighs is their sum; whether it has a gradient is another question."""
+    start, stop = plan.bounds(NUM_EXAMPLES, 8)[0]
+    assert not SIGNS[start:stop].sum()
+    assert SIGNS.sum() == 1
+    found = []
+    for num_shards in (8, 1):
+        model = kit.model(WEIGHTS)
+        loss = kit.cross_entropy()
+        with lockstep.wrap(model, kit.sgd(model, 1.0), loss, devices=1, shards=num_shards, threads=1) as trainer:
+            evaluated = trainer.evaluate(SIGNED, batch_size=NUM_EXAMPLES)["loss"]
+            found.append({"evaluated": evaluated, "loss": trainer.step(SIGNED)["loss"], **kit.weights(model)})
+    near(*found)
+
+
+@pytest.mark.parametrize(
+    ("kit", "form"),
+    [
+        pytest.param(kit, form, id=name)
+        for name, kit in KITS.items()
+        for form in kit.forms
+        if form.name == "class weights"
+    ],
+)
+def test_class_weights_are_one_for_each_class(kit, form):
+    wider = {name: np.concatenate([value, value], -1) if name[0] == "1" else value for name, value in WEIGHTS.items()}
+    model = kit.model(wider)
+    with (
+        lockstep.wrap(model, kit.sgd(model, 1.0), form.loss, devices=1, shards=8, threads=1) as trainer,
+        pytest.raises(ModelError, match=r"Class weights are one for each class. Got 8 for 16 classes. Give one"),
+    ):
+        trainer.step(form.batch)
+
+
+@pytest.mark.parametrize("kit", [pytest.param(kit, id=name) for name, kit in KITS.items() if hasattr(kit, "short")])
+def test_a_loss_in_a_short_type_keeps_its_share(kit):
+    """Of bfloat16, 8 of 61 examples would be 0.1309 of the batch."""
+    model = kit.model({name: np.ones([1] * value.ndim) * (value.ndim - 1) for name, value in WEIGHTS.items()})
+    before = kit.weights(model)
+    with lockstep.wrap(model, kit.sgd(model, 1.0), kit.short, devices=1, shards=8, threads=1) as trainer:
+        assert trainer.step((np.ones((NUM_EXAMPLES, 1)), np.zeros(NUM_EXAMPLES)))["loss"] == 1
+        after = kit.weights(model)
+    near({name: before[name] - after[name] for name in before}, {name: np.ones_like(before[name]) for name in before})
 
 
 # -- the seam

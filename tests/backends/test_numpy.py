@@ -34,6 +34,11 @@ def test_what_does_not_go_with_a_dense(optimizer, loss, error, message):
     [
         ((X, Y + 1), "Labels run from 0 to 3. Got 4. Mend the labels."),
         (
+            (X, Y, 1),
+            "There is one weight per example. Got weights of shape () for a shard of 4. "
+            "Give one number for each example.",
+        ),
+        (
             {"x": X},
             "A batch is (inputs, targets) or (inputs, targets, weights). Got {'x': ndarray(4, 4)}. "
             f"Give one of these, or write an objective:\n{OBJECTIVE_EXAMPLE}",

@@ -121,8 +121,8 @@ def test_a_batch_without_weight_is_refused_by_all(members, together):
     x, y = batch("divided", 61)
     outcomes = step(crew, together, (x, np.ones_like(y)))  # every target is the ignored one
     assert {str(outcome) for outcome in outcomes} == {
-        "The weights of a batch sum to more than 0. Got 0 in step 0: every target is ignored or has weight 0. "
-        "Leave such batches out."
+        "The weights of a batch do not sum to 0. Got 0 in step 0: every target is ignored or has weight 0, or weights "
+        "of both signs cancel. Leave such batches out."
     }
     assert {type(outcome) for outcome in outcomes} == {NonFiniteError}
     assert [digests(member.backend) for member in crew] == [before] * 3

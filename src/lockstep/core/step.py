@@ -79,8 +79,8 @@ class Member:
         total, sums = self.exchange.reduce(nodes, work)
         if sums[DIVIDED] and not sums[WEIGHT]:
             raise NonFiniteError(
-                f"The weights of a batch sum to more than 0. Got 0 in step {work.step}: every target is ignored "
-                "or has weight 0. Leave such batches out."
+                f"The weights of a batch do not sum to 0. Got 0 in step {work.step}: every target is ignored or has "
+                "weight 0, or weights of both signs cancel. Leave such batches out."
             )
         return total, sums
 

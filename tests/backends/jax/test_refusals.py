@@ -11,7 +11,7 @@ from flax import nnx
 
 import lockstep
 from backends.kits import jax as kit
-from lockstep.backends.jax import keys, models
+from lockstep.backends.jax import CrossEntropy, keys, models
 from lockstep.errors import BatchError, ModelError, NonFiniteError, OptimizerError, PlanError, StateError
 
 assert kit.module  # has made the CPU devices
@@ -37,12 +37,38 @@ def apply_giving(outputs):
         ((X, Y[:-1]), "Every array of a batch has one entry per example. Got lengths 16, 15"),
         (X, "With a loss of .outputs, targets. a batch is .inputs, targets."),
         ((X, np.array(["a"] * 16)), "JAX computes on arrays of numbers"),
-        ((X, Y, np.ones((16, 2))), "There is one weight per example"),
+        ((X, Y, np.ones((16, 2))), r"There is one weight per example. Got weights of shape \(4, 2\) for a shard of 4"),
+        ((X, Y, 1), r"There is one weight per example. Got weights of shape \(\) for a shard of 4. Give one number"),
+        ((X, Y, jax.random.split(jax.random.key(0), 16)), "A batch's arrays are numbers. Got key<.*key_data"),
     ],
 )
 def test_batches(batch, message):
     with pytest.raises(BatchError, match=message):
         wrapped().step(batch)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+@pytest.mark.parametrize(("targets", "got"), [(1, "int"), ({"y": Y}, "{'y': .*}")])
+def test_targets_that_are_no_array(loss, targets, got):
+    with pytest.raises(BatchError, match=f"Targets are one array with a row per example. Got {got}. Give such"):
+        wrapped(loss=loss).step((X, targets))
+
+
+ODDS = np.full((16, 3), 1 / 3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "message"),
+    [
+        (CrossEntropy(ignore_index=2), ODDS, "A label may be ignored, odds may not. Got ignore_index=2 and .*float32"),
+        (CrossEntropy(), ODDS[:, :2], r"logits with odds of the same shape. Got \(4, 3\) and \(4, 2\) of float32"),
+        (CrossEntropy(), ODDS[:, 0], r"logits with odds of the same shape. Got \(4, 3\) and \(4,\) of float32"),
+        (CrossEntropy(weights=(1.0, 2.0)), ODDS, "Class weights are one for each class. Got 2 for 3 classes"),
+    ],
+)
+def test_targets_of_cross_entropy(loss, targets, message):
+    with pytest.raises(ModelError, match=message):
+        wrapped(loss=loss).step((X, targets))
 
 
 @pytest.mark.parametrize("outputs", [lambda z: z.sum(), lambda z: z[:1], lambda z: z.T])
@@ -188,6 +214,15 @@ def test_losses_and_metrics():
         wrapped(loss=lambda out, y: LOSS(out, y).mean()).step((X, Y, np.ones(16)))
     with pytest.raises(ModelError, match="Without a loss the model's output carries one"):
         wrapped(loss=None).step(X)
+
+
+def test_the_loss_of_an_output_has_one_value_per_example():
+    def trainer(outputs):
+        return wrapped((apply_giving(outputs), jnp.ones((6, 3))), loss=None)
+
+    with pytest.raises(ModelError, match=r"is one number, or one per example. Got shape \(3,\) for a shard of 4. Ret"):
+        trainer(lambda z: {"loss": z[:3, 0]}).step(X)
+    assert trainer(lambda z: {"loss": z[:, 0]}).step(X)["loss"] == 6
 
 
 def test_a_loss_that_is_not_finite_names_step_and_shard_and_changes_nothing():

@@ -51,6 +51,42 @@ def test_shards_change_the_same_variables(count):
     assert trainer.digest() == before
 
 
+class Fractional(Net):
+    """Writes fractions to whole numbers, or the other way round."""
+
+    def __init__(self, start, step):
+        super().__init__()
+        self.seen = nnx.Variable(start)
+        self.step = step
+
+    def __call__(self, x):
+        self.seen.set_value(self.step(self.seen[...]))
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize(
+    ("start", "step", "came", "was"),
+    [
+        (jnp.zeros((), jnp.int32), lambda seen: seen + jnp.float32(1.5), "float32", "int32"),
+        (jnp.zeros((), jnp.float32), lambda seen: seen.astype(jnp.int32), "int32", "float32"),
+        (jnp.zeros((), jnp.float32), lambda seen: seen + jnp.complex64(1j), "complex64", "float32"),
+    ],
+)
+def test_a_variable_keeps_its_kind_of_numbers(shards, start, step, came, was):
+    trainer = lockstep.wrap(Fractional(start, step), optax.sgd(0.1), LOSS, shards=shards)
+    with pytest.raises(ModelError, match=f"keeps its kind of numbers. Got {came} where {was} was. Make it of {came}"):
+        trainer.step((X, Y))
+
+
+def test_a_variable_may_come_back_wider_or_shorter():
+    model = Fractional(jnp.ones((), jnp.bfloat16), lambda seen: seen.astype(jnp.float32) * 2)
+    trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=4)
+    trainer.step((X, Y))
+    assert model.seen[...] == 2
+    assert model.seen[...].dtype == jnp.bfloat16
+
+
 class Rematerialized(Net):
     """Passes its first layer through a transformation."""
 

@@ -248,3 +248,25 @@ def test_targets_that_are_left_out_do_not_count():
     assert logs["loss"] == pytest.approx(float(np.ravel(expected)[0]), abs=1e-5)
     for one, other in zip(model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_weights_of_both_signs_may_cancel_in_a_shard():
+    """Keras takes the mean of such a shard for 0."""
+    weights = np.where(np.arange(40) % 2, -1.0, 1.0)
+    weights[-1] = 1.0
+    assert [part.sum() for part in np.split(weights, 4)] == [0, 0, 0, 2]
+
+    def made():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(3, kernel_regularizer="l2")])
+        reduction = "mean_with_sample_weight"
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+        model.compile(keras.optimizers.SGD(0.1), loss, loss_weights=[0.5])
+        return model
+
+    plain, model = made(), made()
+    expected = plain.train_on_batch(X, Y, weights)
+    with lockstep.wrap(model, devices=1, shards=4) as trainer:
+        assert trainer.step((X, Y, weights))["loss"] == pytest.approx(float(np.ravel(expected)[0]), rel=1e-4)
+    for one, other in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

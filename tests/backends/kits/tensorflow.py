@@ -18,7 +18,7 @@ from backends.kit import (
 )
 from lockstep.backends import tensorflow as module
 
-__all__ = ["compiles", "cross_entropy", "forms", "model", "module", "nudge", "set_rate", "sgd", "weights"]
+__all__ = ["compiles", "cross_entropy", "forms", "model", "module", "nudge", "set_rate", "sgd", "short", "weights"]
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 compiles = True
@@ -58,6 +58,11 @@ def weights(model):
 
 def nudge(model):
     model[1][0][0, 0].assign(model[1][0][0, 0] + 1)
+
+
+def short(out, y):
+    """The first output, as a loss in a type too short for most shares."""
+    return tf.cast(out[0, 0], tf.bfloat16)
 
 
 def set_rate(optimizer, lr):
@@ -191,6 +196,7 @@ def traced(weights=WEIGHTS):
 
 
 XY = (X, LABELS)
+ODDS = np.exp(VALUES) / np.exp(VALUES).sum(1, keepdims=True)
 XYW = (X, LABELS, EXAMPLE_WEIGHTS)
 NAMED = {"x": X, "y": LABELS}
 SQUARES = keras.losses.MeanSquaredError(dtype="float64")
@@ -279,5 +285,13 @@ forms = [
         make=halves,
     ),
     form("metrics of classes", XY, "cross_entropy", entropies, METRICS_OF_CLASSES, classes_by_hand),
+    form(
+        "metrics of odds",
+        (X, ODDS),
+        lambda out, y: tf.nn.softmax_cross_entropy_with_logits(y, out),
+        lambda net, x, y: tf.nn.softmax_cross_entropy_with_logits(y, net(x)),
+        ["accuracy", "top5"],
+        lambda net, x, y: {name: classes_by_hand(net, x, y.argmax(1))[name] for name in ("accuracy", "top5")},
+    ),
     form("metrics of values", (X, VALUES), "mse", squares, METRICS_OF_VALUES, values_by_hand),
 ]

@@ -223,3 +223,20 @@ def test_a_loss_scale_that_changes_between_steps():
                 trainer.step((X, Y))
         found.append(w.numpy())
     assert found[1] == pytest.approx(found[0], abs=1e-6)
+
+
+def test_the_loss_of_an_output_is_one_number_or_one_per_example():
+    w, b = variables()
+
+    def losing(count):
+        return lambda x: {"loss": tf.reduce_mean(x @ w + b, 1)[:count]}
+
+    def trainer(function):
+        return lockstep.wrap((function, [w, b]), keras.optimizers.SGD(0.1), None, shards=2)
+
+    message = r"is one number, or one per example. Got shape \(3,\) for a shard of 10. Return its mean."
+    with trainer(losing(3)) as short, pytest.raises(ModelError, match=message):
+        short.step(X)
+    expected = float(tf.reduce_mean(losing(None)(X)["loss"]))
+    with trainer(losing(None)) as whole:
+        assert whole.step(X)["loss"] == pytest.approx(expected, rel=1e-5)

@@ -156,6 +156,17 @@ class Sparse(nn.Module):
         return F.embedding(x.long().abs() % 5, self.table, sparse=True).sum(1)
 
 
+class Losing(nn.Linear):
+    """Gives some losses of its own."""
+
+    def __init__(self, count):
+        super().__init__(5, 3)
+        self.count = count
+
+    def forward(self, x):
+        return {"loss": super().forward(x)[: self.count].mean(1)}
+
+
 WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third of four shards
 
 
@@ -208,6 +219,20 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             ModelError,
             "Without a loss the model's output carries one as `.loss`. Got Tensor(4, 3). "
             "Give wrap a loss, or return an output with `.loss`.",
+        ),
+        (
+            lambda: lockstep.wrap(net := Losing(3), sgd(net), None, devices=1, shards=4),
+            X,
+            ModelError,
+            "The loss of a model's output is one number, or one per example. Got shape (3,) for a shard of 4. "
+            "Return its mean.",
+        ),
+        (
+            wrapped,
+            (X, Y, 1),
+            BatchError,
+            "There is one weight per example. Got weights of shape () for a shard of 4. "
+            "Give one number for each example.",
         ),
         (
             lambda: wrapped(loss=lockstep.objective(lambda net, batch: net(batch[0]).mean()), metrics=["accuracy"]),
@@ -428,3 +453,10 @@ def test_numpy_and_torch_batches_are_the_same(reduce):
             trainer.step(batch)
             found.add(trainer.digest())
     assert len(found) == 1
+
+
+def test_a_loss_for_each_example_of_the_model_s_own_is_averaged():
+    net = Losing(None)
+    expected = net(X)["loss"].mean().item()
+    with lockstep.wrap(net, sgd(net), None, devices=1, shards=4) as trainer:
+        assert trainer.step(X)["loss"] == pytest.approx(expected, rel=1e-5)

@@ -21,7 +21,8 @@ class CrossEntropy:
     """Softmax cross-entropy of logits (..., classes) with labels (...), or with odds for every class.
 
     The mean divides by the labels that are not `ignore_index`, each with its
-    class's weight.
+    class's weight. Of odds it divides by the examples, as torch's does: a class's
+    weight multiplies its part of the loss.
     """
 
     ignore_index: int | None = None
@@ -34,8 +35,13 @@ class CrossEntropy:
 
     def values(self, outputs: Any, targets: Any) -> Any:
         """One value per label; those that do not count are 0."""
+        if self.weights is not None and len(self.weights) != outputs.shape[-1]:
+            raise ModelError(
+                f"Class weights are one for each class. Got {len(self.weights)} for {outputs.shape[-1]} classes. "
+                "Give one for each of the model's outputs."
+            )
         if jnp.issubdtype(targets.dtype, jnp.floating):
-            return optax.softmax_cross_entropy(outputs, targets)
+            return self._of_odds(outputs, targets)
         if outputs.shape[:-1] != targets.shape:
             raise ModelError(
                 "Cross-entropy compares logits of shape (..., classes) with labels of shape (...). Got "
@@ -54,6 +60,21 @@ class CrossEntropy:
         if self.weights is None:
             return counted.astype(fields.wide())
         return jnp.where(counted, jnp.asarray(self.weights, fields.wide())[jnp.where(counted, targets, 0)], 0)
+
+    def _of_odds(self, outputs: Any, odds: Any) -> Any:
+        if self.ignore_index is not None:
+            raise ModelError(
+                f"A label may be ignored, odds may not. Got ignore_index={self.ignore_index} and targets of "
+                f"{odds.dtype}. Leave it out, or give labels, which are whole numbers."
+            )
+        if outputs.shape != odds.shape:
+            raise ModelError(
+                "Cross-entropy compares logits with odds of the same shape. Got "
+                f"{tuple(outputs.shape)} and {tuple(odds.shape)} of {odds.dtype}. Reshape one of them, or give labels, "
+                "which are whole numbers."
+            )
+        parts = odds if self.weights is None else odds * jnp.asarray(self.weights, odds.dtype)
+        return optax.softmax_cross_entropy(outputs, parts)
 
     def _counted(self, targets: Any) -> Any:
         return jnp.ones(targets.shape, bool) if self.ignore_index is None else targets != self.ignore_index

@@ -43,6 +43,11 @@ def changed(before: Any, after: Any) -> tuple[bool, ...]:
             raise ModelError(
                 f"A variable keeps its shape. Got {tuple(other.shape)} where {tuple(one.shape)} was. Keep its shape."
             )
+        if _kind(one) != _kind(other):  # whole numbers come from one shard, fractions from all
+            raise ModelError(
+                f"A variable keeps its kind of numbers. Got {other.dtype} where {one.dtype} was. "
+                f"Make it of {other.dtype}, or cast what is written to it."
+            )
     return tuple(one is not other for one, other in zip(old, new, strict=True))
 
 
@@ -140,9 +145,18 @@ def check_trained(trained: Mapping[str, Any]) -> None:
             )
 
 
+def _kind(leaf: Any) -> str:
+    """Keys, complex numbers, real ones or whole ones."""
+    if trees.is_key(leaf):
+        return "keys"
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        return "complex"
+    return "real" if jnp.issubdtype(leaf.dtype, jnp.floating) else "whole"
+
+
 def _adds_up(leaf: Any) -> bool:
     """Whether a variable goes through the tree; keys and complex constants are left alone."""
-    return not trees.is_key(leaf) and not jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+    return _kind(leaf) in ("real", "whole")
 
 
 def _read(vectors: Mapping[str, Any], place: Field) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lockstep.backends.jax import fields
 from lockstep.backends.jax.applied import spread
 from lockstep.backends.jax.criteria import CrossEntropy, SquaredError
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe
@@ -48,6 +49,7 @@ class Term:
     targets: Any = None
     values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
     there: Any = True  # whether this shard weighs anything; one that does not has no gradient
+    share: Any = None  # by what the gradient is still to be multiplied
 
 
 def of(loss: Any) -> Callable[[Any, Any, Share], Term]:
@@ -70,17 +72,29 @@ def resolve(loss: Any) -> Any:
     return NAMED.get(loss, loss) if isinstance(loss, str) else loss
 
 
-def _mean(value: Any, share: Share, **rest: Any) -> Term:
-    """A mean over the shard's examples."""
+def mean(value: Any, share: Share, **rest: Any) -> Term:
+    """A mean over the shard's examples.
+
+    A loss in a shorter type than leaves are added in would round its share, so there the gradient is multiplied by it.
+    """
     value = jnp.mean(value) if jnp.ndim(value) else value
-    root = value if share.alone else value * jnp.asarray(share.fraction, value.dtype)
+    if share.alone:
+        return Term(value, value, share.examples, scale=share.examples, **rest)
+    if fields.accumulated(value.dtype) != value.dtype:
+        return Term(value, value, share.examples, scale=share.examples, share=share.fraction, **rest)
+    root = value * jnp.asarray(share.fraction, value.dtype)
     return Term(root, value, share.examples, scale=share.examples, **rest)
 
 
-def _pair(value: Any, weight: Any, share: Share, **rest: Any) -> Term:
-    """A sum over the shard and what it is to be divided by."""
+def _pair(value: Any, weight: Any, share: Share, counted: Any = None, **rest: Any) -> Term:
+    """A sum over the shard and what it is to be divided by; `counted` are the weights that add up to it, where known.
+
+    Weights of both signs may cancel in a shard that has a gradient all the same; a batch in which they do is refused.
+    """
     weight = jnp.asarray(weight)
     there = weight != 0
+    if counted is not None and not share.alone:
+        there |= jnp.any(counted != 0)
     loss = jnp.where(there, value, 0)
     if not share.alone:
         return Term(value, loss, weight, 1.0, there=there, **rest)
@@ -110,9 +124,14 @@ def _models_own(model: Any, batch: Any, share: Share) -> Term:
             "Without a loss the model's output carries one as `.loss`. "
             f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
         )
+    if loss.ndim and len(loss) != share.examples:
+        raise ModelError(
+            f"The loss of a model's output is one number, or one per example. Got shape {tuple(loss.shape)} for a "
+            f"shard of {share.examples}. Return its mean."
+        )
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     targets = batch.get("labels") if isinstance(batch, Mapping) else None
-    return _mean(loss, share, outputs=logits, targets=targets)
+    return mean(loss, share, outputs=logits, targets=targets)
 
 
 def _objective(objective: Objective, model: Any, batch: Any, share: Share) -> Term:
@@ -129,7 +148,7 @@ def _objective(objective: Objective, model: Any, batch: Any, share: Share) -> Te
             "An objective returns the shard's mean loss as an array, one loss per example, (loss, {name: value}) or "
             f"(sum, weight). Got {describe(result)} for a shard of {share.examples}."
         )
-    return _mean(loss, share, values=values)
+    return mean(loss, share, values=values)
 
 
 def parts(batch: Any) -> tuple[Any, Any, Any]:
@@ -160,6 +179,11 @@ def _compared(criterion: Any, model: Any, batch: Any, share: Share) -> Term:
     outputs = call(model, inputs, share.examples)
     rest = {"outputs": outputs, "targets": targets}
     own = isinstance(criterion, CrossEntropy | SquaredError)
+    if own and not isinstance(targets, jax.Array):
+        raise BatchError(
+            f"Targets are one array with a row per example. Got {describe(targets)}. Give such targets, or a function "
+            "of (outputs, targets) as the loss."
+        )
     value = criterion.values(outputs, targets) if own else criterion(outputs, targets)
     counted = criterion.weights_of(targets, value) if own else None  # one for each value, or None
     if isinstance(value, tuple) and len(value) == 2 and weights is None:
@@ -175,15 +199,16 @@ def _compared(criterion: Any, model: Any, batch: Any, share: Share) -> Term:
         total = jnp.sum(value)
         return Term(total, total, 0.0, **rest)
     if counted is None:
-        return _mean(value, share, **rest)
-    return _pair(jnp.sum(value), jnp.sum(counted), share, **rest)
+        return mean(value, share, **rest)
+    return _pair(jnp.sum(value), jnp.sum(counted), share, counted, **rest)
 
 
 def _weighted(value: Any, counted: Any, weights: Any, share: Share) -> tuple[Any, Any]:
     """The values of the examples times their weights, and what each then counts."""
-    if weights.size != share.examples:
+    shape = tuple(getattr(weights, "shape", ()))
+    if not shape or weights.size != share.examples:
         raise BatchError(
-            f"There is one weight per example. Got weights of shape {tuple(weights.shape)} for a shard of "
+            f"There is one weight per example. Got weights of shape {shape} for a shard of "
             f"{share.examples}. Give one number for each example."
         )
     if not value.ndim:

@@ -12,7 +12,7 @@ from lockstep.core.objective import Objective
 from lockstep.errors import ModelError
 
 CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusion matrix of 32 classes
-Sum = tuple[Any, float]  # a value, and a plain number by which the host multiplies it
+Scaled = tuple[Any, float]  # a value, and a plain number by which the host multiplies it
 
 
 def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Any]]:
@@ -23,11 +23,11 @@ def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Any]]:
         if outputs.ndim == targets.ndim and (outputs.ndim == 1 or outputs.shape[-1] == 1):
             hits = (outputs > 0) == (targets > 0.5)
             return hits.sum(), hits.size
-        if outputs.shape == targets.shape:  # odds for every class
-            targets = targets.argmax(-1)
+        targets = _labels(outputs, targets)
         return _counted(outputs.argmax(-1) == targets, targets)
 
     def top5(outputs: Any, targets: Any) -> Any:
+        targets = _labels(outputs, targets)
         best = jax.lax.top_k(outputs, min(5, outputs.shape[-1]))[1]
         return _counted((best == targets[..., None]).any(-1), targets)
 
@@ -52,7 +52,7 @@ def room(chosen: Sequence[Metric], loss: Any) -> int:
     return known + CUSTOM_SUMS * isinstance(loss, Objective)
 
 
-def measure(metric: Metric, outputs: Any, targets: Any, examples: int) -> tuple[list[Sum], Column]:
+def measure(metric: Metric, outputs: Any, targets: Any, examples: int) -> tuple[list[Scaled], Column]:
     """The sums of a metric over one shard, and the column they fill."""
     value = metric.sums(outputs, targets)
     if metric.result is ratio:
@@ -61,7 +61,7 @@ def measure(metric: Metric, outputs: Any, targets: Any, examples: int) -> tuple[
     return [(each, 1.0) for each in sums], Column(metric.name, len(sums), metric.result)
 
 
-def pair(name: str, value: Any, examples: int) -> list[Sum]:
+def pair(name: str, value: Any, examples: int) -> list[Scaled]:
     """(sum, weight) out of a pair, one value per example, or the mean over the shard."""
     if isinstance(value, tuple) and len(value) == 2:
         return [(value[0], 1.0), (value[1], 1.0)]
@@ -76,6 +76,11 @@ def pair(name: str, value: Any, examples: int) -> list[Sum]:
     if not jnp.issubdtype(value.dtype, jnp.floating):
         value = value.astype(fields.wide())
     return [(value.reshape(examples, -1).mean(1).sum(), 1.0), (examples, 1.0)]
+
+
+def _labels(outputs: Any, targets: Any) -> Any:
+    """The labels, also where the targets are odds for every class."""
+    return targets.argmax(-1) if outputs.shape == targets.shape else targets
 
 
 def _errors(outputs: Any, targets: Any) -> Any:

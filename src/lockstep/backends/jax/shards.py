@@ -93,9 +93,11 @@ class Shards:
             model = self._model.bind(self._cast(params), rest, keys.made(key), training=True)
             term = self._term_of(model, batch, share)
             _check(term.root)
-            return self._wide(term.root), (self._measure(term, share, found), term.there, model.others())
+            return self._wide(term.root), (self._measure(term, share, found), term.there, term.share, model.others())
 
-        (_, (sums, there, others)), gradients = jax.value_and_grad(root, has_aux=True)(params)
+        (_, (sums, there, part, others)), gradients = jax.value_and_grad(root, has_aux=True)(params)
+        if part is not None:
+            gradients = jax.tree.map(lambda value: _times(value, part), gradients)
         if there is not True:  # a shard without weight gives exact zeros, also where the loss says NaN
             gradients = jax.tree.map(lambda value: jnp.where(there, value, 0), gradients)
         found.changed = fields.changed(rest, others)
@@ -160,6 +162,12 @@ class Shards:
 
     def _wide(self, value: Any) -> Any:
         return value.astype(jnp.float32) if self._short is not None and _is_float(value) else value
+
+
+def _times(gradient: Any, share: Any) -> Any:
+    """A gradient in its share, in the type in which it will be added."""
+    dtype = fields.accumulated(gradient.dtype)
+    return gradient.astype(dtype) * jnp.asarray(share, dtype)
 
 
 def _is_float(value: Any) -> bool:

@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
     value: Any  # the loss, with regularization and the losses that layers added, which are means over the examples
     extra: Any  # these
-    divisor: Any  # by what the loss has divided, where that is not the number of its values; else None
+    counted: losses.Counted | None  # by what the loss has divided, where that is not the number of its values
     kept: Sequence[Any]  # the running statistics afterwards
     sums: Sequence[Any]  # of the metrics
 
@@ -193,9 +193,9 @@ class Compiled:
             extra = sum((ops.sum(each) for each in self.model.losses), start=0.0)
             self.model._clear_losses()
             self.measures.update(y, outputs, weights)
-            divisor = losses.divisor(self.model, y, outputs, weights)
+            counted = losses.counted(self.model, y, outputs, weights)
         sums = [scope.get_current_value(variable) for variable in self.measures.variables]
-        return Outcome(value, extra, divisor, self.after(scope), sums)
+        return Outcome(value, extra, counted, self.after(scope), sums)
 
     def outputs(self, values: Values, x: Any, training: bool = False) -> Any:
         """The outputs of one shard."""

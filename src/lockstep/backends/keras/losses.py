@@ -5,7 +5,7 @@ and the reduction `mean_with_sample_weight` have a denominator of their own.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -14,6 +14,18 @@ from keras.src.backend import get_keras_mask  # JAX's arrays carry no attributes
 from lockstep.errors import ModelError
 
 SUM = "sum"
+
+
+class Counted(NamedTuple):
+    """By what a loss's own mean has divided.
+
+    Weights of both signs may cancel in a shard that has a gradient all the same. Keras then takes the mean for 0, so
+    `total` is the sum that it would have divided.
+    """
+
+    weight: Any
+    there: Any  # whether anything counts
+    total: Any  # None where a mean of 0 is right
 
 
 def flat(model: Any) -> Sequence[Any]:
@@ -32,11 +44,11 @@ def summed(model: Any) -> bool:
     return True in kinds
 
 
-def divisor(model: Any, targets: Any, outputs: Any, weights: Any) -> Any:
+def counted(model: Any, targets: Any, outputs: Any, weights: Any) -> Counted | None:
     """By what the model's one loss divides, where that is not the number of its values; else None."""
     losses = flat(model)
     found = [
-        _divisor(loss, target, output, weight)
+        _counted(loss, target, output, weight)
         for loss, target, output, weight in zip(
             losses,
             keras.tree.flatten(targets),
@@ -52,7 +64,9 @@ def divisor(model: Any, targets: Any, outputs: Any, weights: Any) -> Any:
             "With several outputs every loss divides by its examples. Got one that divides by its mask or weights. "
             "Use reduction='sum_over_batch_size' without masks, or write an objective that returns (sum, weight)."
         )
-    return found[0]
+    factor = model._compile_loss._flat_losses[0].loss_weights
+    (one,) = found
+    return one if one is None or one.total is None or factor is None else one._replace(total=one.total * factor)
 
 
 def _spread(weights: Any, count: int) -> list[Any]:
@@ -60,7 +74,7 @@ def _spread(weights: Any, count: int) -> list[Any]:
     return flat_weights if len(flat_weights) == count else [flat_weights[0] if flat_weights else None] * count
 
 
-def _divisor(loss: Any, targets: Any, outputs: Any, weights: Any) -> Any:
+def _counted(loss: Any, targets: Any, outputs: Any, weights: Any) -> Counted | None:
     weighted = loss.reduction == "mean_with_sample_weight"
     mask = get_keras_mask(outputs)
     if mask is None and getattr(loss, "_fn_kwargs", {}).get("ignore_class") is None and not weighted:
@@ -72,13 +86,16 @@ def _divisor(loss: Any, targets: Any, outputs: Any, weights: Any) -> Any:
     elif mask is None:
         mask = out_mask
     wide = _wide()
-    counted = ops.ones(values.shape, wide)
-    if weighted and weights is not None:
-        shape = [*weights.shape, *[1] * (len(values.shape) - len(weights.shape))]
-        counted = ops.broadcast_to(ops.reshape(ops.cast(weights, wide), shape), values.shape)
-    elif mask is None:
-        return None
-    return ops.sum(counted if mask is None else counted * ops.cast(mask, wide))
+    if not weighted or weights is None:
+        if mask is None:
+            return None
+        weight = ops.sum(ops.ones(values.shape, wide) * ops.cast(mask, wide))
+        return Counted(weight, weight != 0, None)
+    shape = [*weights.shape, *[1] * (len(values.shape) - len(weights.shape))]
+    each = ops.broadcast_to(ops.reshape(ops.cast(weights, wide), shape), values.shape)
+    each = each if mask is None else each * ops.cast(mask, wide)
+    total = ops.sum(values * ops.cast(each, values.dtype))
+    return Counted(ops.sum(each), ops.any(each != 0), total)
 
 
 def _wide() -> str:

@@ -112,7 +112,7 @@ class Program:
         weighed = self._weighed(outcome, share)
         columns = self._compiled.measures.columns()
         kept = _unchanged(own, values, outcome.kept)
-        return Term(weighed.root, weighed.loss, weighed.weight, weighed.divided, kept, outcome.sums, columns)
+        return weighed.term(kept, outcome.sums, columns)
 
     def outputs(self, own: Copy, inputs: Any, seeds: Any) -> Any:
         """The model's outputs."""
@@ -124,9 +124,9 @@ class Program:
             part = tf.cast(share.part, outcome.value.dtype)
             value = outcome.value if share.alone else outcome.value - extra + extra * part
             return weighing.Weighed(value, weighing.double(value), 0.0, 0.0)
-        if outcome.divisor is None:
+        if outcome.counted is None:
             return weighing.mean(outcome.value, share)
-        return weighing.own_mean(outcome.value, outcome.divisor, share)
+        return weighing.own_mean(outcome.value, outcome.counted, share)
 
     def _objective(self, values: Values, own: Copy, batch: Any, share: Share, training: bool) -> Term:
         """What the user's own function says of the model."""
@@ -136,7 +136,7 @@ class Program:
             compiled.model._clear_losses()
             sums, columns = measuring.measure((), weighed, share.examples)
         kept = _unchanged(own, values, compiled.after(scope))
-        return Term(weighed.root, weighed.loss, weighed.weight, weighed.divided, kept, sums, columns)
+        return weighed.term(kept, sums, columns)
 
     def _values(self, own: Copy, seeds: Any) -> Values:
         generators = self._compiled.generators()

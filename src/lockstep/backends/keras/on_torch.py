@@ -22,7 +22,7 @@ from lockstep.backends.keras.refusals import check_built, check_precision, check
 from lockstep.backends.keras.slots import Slots
 from lockstep.backends.torch import generators
 from lockstep.backends.torch.backend import TorchBackend
-from lockstep.backends.torch.losses import Share, Term
+from lockstep.backends.torch.losses import Share, Term, mean
 from lockstep.backends.torch.shards import CUSTOM_SUMS
 from lockstep.core.metrics import Column, Metric
 
@@ -122,15 +122,15 @@ class KerasOnTorch(TorchBackend):
             part = 1.0 if share.alone else share.examples / share.total
             value = value - outcome.extra + outcome.extra * part  # regularization counts once
             return Term(value, value.detach().double(), 0.0, **rest)
-        if outcome.divisor is None:
-            root = value if share.alone else value * (share.examples / share.total)
-            return Term(root, value.detach().double() * share.examples, share.examples, **rest)
-        weight = outcome.divisor.detach()
-        if not float(weight):
+        if outcome.counted is None:
+            return mean(value, share, **rest)
+        weight, there, total = outcome.counted
+        weight, zero = weight.detach(), not float(weight)
+        if zero if share.alone else not bool(there):  # a batch whose weights cancel is refused
             return Term(None, 0.0, 0.0, True, **rest)
         if share.alone:
             return Term(value, value.detach().double() * weight, weight, **rest)
-        root = value * weight.to(value.dtype)
+        root = total if zero else value * weight.to(value.dtype)
         return Term(root, root.detach().double(), weight, True, **rest)
 
     @property

@@ -106,10 +106,14 @@ def _mean(value: Any, share: Share, **rest: Any) -> Term:
     return Term(root, value, share.examples, per_example=not share.alone, times=share.examples, **rest)
 
 
-def _pair(value: Any, weight: Any, share: Share, **rest: Any) -> Term:
-    """A sum over the shard and what it is to be divided by, which is on the host or waited for."""
+def _pair(value: Any, weight: Any, share: Share, counted: Any = None, **rest: Any) -> Term:
+    """A sum over the shard and what it is to be divided by, which is on the host or waited for.
+
+    `counted` are the weights that add up to it, where known: those of both signs may cancel in a shard that has a
+    gradient all the same. A batch in which they do is refused.
+    """
     number = float(host(weight))
-    if not number:
+    if not (number if counted is None or share.alone else counted.any()):
         return Term(None, 0.0, 0.0, True, totalled=True, **rest)
     if share.alone:
         return Term(value / number, value, number, **rest)
@@ -174,17 +178,23 @@ def _compared(loss: Any, graph: Scored | None, block: Any, batch: Any, known: An
             f"{share.examples}. Return one value per example, or write an objective that returns (sum, weight)."
         )
     each = value if value.size == share.examples else value.reshape((share.examples, -1)).mean(axis=1)
-    return _pair((each * _like(example_weights, each)).sum(), example_weights.sum(), share, **rest)
+    return _pair((each * _like(example_weights, each)).sum(), example_weights.sum(), share, example_weights, **rest)
 
 
 def _counted(
     loss: CrossEntropy, outputs: Any, targets: Any, on_host: Any, weights: Any, share: Share, rest: Mapping[str, Any]
 ) -> Term:
     """The mean over the targets that count, each with what its class and its example weigh."""
+    classes = outputs.shape[loss._axis]
+    if loss.class_weights is not None and len(loss.class_weights) != classes:
+        raise ModelError(
+            f"Class weights are one for each class. Got {len(loss.class_weights)} for {classes} classes. "
+            "Give one for each of the block's outputs."
+        )
     each = loss.target_weights(on_host)
     if weights is not None:
         each = each * weights.reshape(-1, *[1] * (each.ndim - 1))
-    return _pair(loss(outputs, targets, _like(each, outputs)).sum(), each.sum(), share, **rest)
+    return _pair(loss(outputs, targets, _like(each, outputs)).sum(), each.sum(), share, each, **rest)
 
 
 def _like(values: Any, array: Any) -> Any:

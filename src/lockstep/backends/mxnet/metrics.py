@@ -21,7 +21,9 @@ def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Pair]]:
     threshold = 0.5 if odds else 0.0
 
     def labels(outputs: Any, targets: Any) -> Any:
-        """One label per example, also where each stands in a row of its own."""
+        """One label per example, also where each stands in a row of its own, or the targets are odds."""
+        if outputs.shape == targets.shape:
+            return _double(nd.argmax(targets, axis=axis))
         in_rows = targets.ndim == outputs.ndim and targets.shape[axis] == 1
         return targets.squeeze(axis=axis) if in_rows else targets
 
@@ -30,8 +32,6 @@ def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Pair]]:
         if outputs.ndim == targets.ndim and (outputs.ndim == 1 or outputs.shape[-1] == 1):
             hits = _double(outputs > threshold) == (targets > 0.5)
             return arrays.total(hits), hits.size
-        if outputs.shape == targets.shape:  # odds for every class
-            targets = _double(nd.argmax(targets, axis=axis))
         targets = labels(outputs, targets)
         return _counted(_double(nd.argmax(outputs, axis=axis)) == targets, targets)
 

@@ -286,5 +286,13 @@ def _parts(piece: Any) -> tuple[Floats, Floats, Floats | None]:
             f"Give one of these, or write an objective:\n{OBJECTIVE_EXAMPLE}"
         )
     count(piece)
-    inputs, targets, *weights = (np.array(part) for part in piece)
-    return inputs, targets, weights[0] if weights else None
+    inputs, targets, *rest = (np.array(part) for part in piece)
+    if not rest:
+        return inputs, targets, None
+    (weights,) = rest
+    if not weights.ndim or weights.size != len(inputs):
+        raise BatchError(
+            f"There is one weight per example. Got weights of shape {weights.shape} for a shard of {len(inputs)}. "
+            "Give one number for each example."
+        )
+    return inputs, targets, weights.reshape(-1)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.errors import BatchError
+from lockstep.errors import BatchError, ModelError
 
 Floats = NDArray[Any]
 
@@ -95,6 +95,11 @@ class CrossEntropy:
 
     def __call__(self, outputs: Floats, targets: Floats) -> tuple[Floats, Floats, Floats]:
         """Per example: the loss, what it weighs, and the slope of the loss."""
+        if self.weights is not None and len(self.weights) != outputs.shape[1]:
+            raise ModelError(
+                f"Class weights are one for each class. Got {len(self.weights)} for {outputs.shape[1]} classes. "
+                "Give one for each of the model's outputs."
+            )
         if targets.max() >= outputs.shape[1]:
             raise BatchError(f"Labels run from 0 to {outputs.shape[1] - 1}. Got {targets.max()}. Mend the labels.")
         shifted = outputs - outputs.max(1, keepdims=True)

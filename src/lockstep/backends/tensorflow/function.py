@@ -62,7 +62,7 @@ class Function:
         with self._standing_in(own):
             weighed = self._loss(lambda inputs: self._call(inputs, seeds, training), batch, share)
             sums, columns = metrics.measure(self._metrics, weighed, share.examples)
-        return Term(weighed.root, weighed.loss, weighed.weight, weighed.divided, own.kept, sums, columns)
+        return weighed.term(own.kept, sums, columns)
 
     def outputs(self, own: Copy, inputs: Any, seeds: Any) -> Any:
         """The function's outputs."""

@@ -7,13 +7,15 @@ the tree. With one shard neither happens: the loss is the user's own, to the bit
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from lockstep.backends.tensorflow.program import Share
+from lockstep.backends.tensorflow.nodes import accumulated
+from lockstep.backends.tensorflow.program import Share, Term
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe
+from lockstep.core.metrics import Column
 from lockstep.core.objective import Objective
 from lockstep.errors import BatchError, ModelError
 
@@ -30,6 +32,24 @@ class Weighed(NamedTuple):
     outputs: Any = None
     targets: Any = None
     values: Mapping[str, Any] = {}  # an objective's own metrics
+    there: Any = True  # whether this shard weighs anything; one that does not has no gradient
+    share: Any = None  # by what the gradient is still to be multiplied
+
+    def term(self, kept: Sequence[Any], sums: Sequence[Any], columns: Sequence[Column]) -> Term:
+        """The shard's term, with its running statistics and the sums of its metrics."""
+        return Term(self.root, self.loss, self.weight, self.divided, kept, sums, columns, self.there, self.share)
+
+
+class Counted(NamedTuple):
+    """By what a loss's own mean has divided.
+
+    Weights of both signs may cancel in a shard that has a gradient all the same. Keras then takes the mean for 0, so
+    `total` is the sum that it would have divided.
+    """
+
+    weight: Any
+    there: Any  # whether anything counts
+    total: Any  # None where a mean of 0 is right
 
 
 def of(loss: Any) -> Callable[[Call, Any, Share], Weighed]:
@@ -65,27 +85,43 @@ def double(value: Any) -> Any:
 
 
 def mean(value: Any, share: Share, **rest: Any) -> Weighed:
-    """A mean over the shard's examples."""
-    root = value if share.alone else value * tf.cast(share.part, value.dtype)
-    return Weighed(root, double(value) * share.examples, share.examples, 0.0, **rest)
+    """A mean over the shard's examples.
+
+    A loss in a shorter type than leaves are added in would round its share, so there the gradient is multiplied by it.
+    """
+    loss = double(value) * share.examples
+    if share.alone:
+        return Weighed(value, loss, share.examples, 0.0, **rest)
+    if accumulated(value) != value.dtype:
+        return Weighed(value, loss, share.examples, 0.0, share=share.part, **rest)
+    return Weighed(value * tf.cast(share.part, value.dtype), loss, share.examples, 0.0, **rest)
 
 
-def pair(value: Any, weight: Any, share: Share, **rest: Any) -> Weighed:
-    """A sum over the shard and what it is to be divided by; a weight of 0 is for the host to see."""
+def pair(value: Any, weight: Any, share: Share, there: Any = None, **rest: Any) -> Weighed:
+    """A sum over the shard and what it is to be divided by; a shard that is not `there` is for the host to see.
+
+    Weights of both signs may cancel in a shard that has a gradient all the same; a batch in which they do is refused.
+    """
     weight = double(weight)
+    nonzero = tf.not_equal(weight, 0)
     if share.alone:
         nothing = tf.cast(tf.equal(weight, 0), tf.float64)
-        return Weighed(value / tf.cast(weight + nothing, value.dtype), double(value), weight, nothing, **rest)
-    return Weighed(value, double(value), weight, 1.0, **rest)
+        root = value / tf.cast(weight + nothing, value.dtype)
+        return Weighed(root, double(value), weight, nothing, there=nonzero, **rest)
+    return Weighed(value, double(value), weight, 1.0, there=nonzero if there is None else there, **rest)
 
 
-def own_mean(value: Any, weight: Any, share: Share, **rest: Any) -> Weighed:
-    """A mean that the loss itself has divided by `weight`."""
-    weight = double(weight)
+def own_mean(value: Any, counted: Any, share: Share, **rest: Any) -> Weighed:
+    """A mean that the loss itself has divided."""
+    weight = double(counted.weight)
+    nonzero = tf.not_equal(weight, 0)
     if share.alone:
         nothing = tf.cast(tf.equal(weight, 0), tf.float64)
-        return Weighed(value, double(value) * weight, weight, nothing, **rest)
-    return pair(value * tf.cast(weight, value.dtype), weight, share, **rest)
+        return Weighed(value, double(value) * weight, weight, nothing, there=nonzero, **rest)
+    total = value * tf.cast(weight, value.dtype)
+    if counted.total is not None:
+        total = tf.where(nonzero, total, tf.cast(counted.total, value.dtype))
+    return pair(total, weight, share, counted.there, **rest)
 
 
 def _models_own(model: Call, batch: Any, share: Share) -> Weighed:
@@ -97,7 +133,12 @@ def _models_own(model: Call, batch: Any, share: Share) -> Weighed:
             "Without a loss the model's output carries one as `.loss`. "
             f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
         )
-    return mean(loss, share)
+    if loss.shape.rank and loss.shape[0] != share.examples:
+        raise ModelError(
+            f"The loss of a model's output is one number, or one per example. Got shape {tuple(loss.shape)} for a "
+            f"shard of {share.examples}. Return its mean."
+        )
+    return mean(tf.reduce_mean(loss) if loss.shape.rank else loss, share)
 
 
 def _objective(objective: Objective, model: Call, batch: Any, share: Share) -> Weighed:
@@ -143,7 +184,8 @@ def _compared(criterion: Any, model: Call, batch: Any, share: Share) -> Weighed:
             f"{share.examples}. Give one number for each example."
         )
     each = tf.reduce_mean(tf.reshape(value, (share.examples, -1)), axis=1)
-    return pair(tf.reduce_sum(each * tf.cast(flat, each.dtype)), tf.reduce_sum(double(flat)), share, **rest)
+    total, weight = tf.reduce_sum(each * tf.cast(flat, each.dtype)), tf.reduce_sum(double(flat))
+    return pair(total, weight, share, tf.reduce_any(flat != 0), **rest)
 
 
 def _of_keras(criterion: Any, outputs: Any, targets: Any, weights: Any, share: Share, rest: Any) -> Weighed:
@@ -151,22 +193,22 @@ def _of_keras(criterion: Any, outputs: Any, targets: Any, weights: Any, share: S
     value = criterion(targets, outputs, sample_weight=weights)
     if criterion.reduction == "sum":
         return Weighed(value, double(value), 0.0, 0.0, **rest)
-    by = _divisor(criterion, outputs, targets, weights)
-    if by is None:
+    counted = _counted(criterion, outputs, targets, weights)
+    if counted is None:
         return mean(tf.reduce_mean(value) if value.shape.rank else value, share, **rest)
-    return own_mean(value, by, share, **rest)
+    return own_mean(value, counted, share, **rest)
 
 
-def _divisor(criterion: Any, outputs: Any, targets: Any, weights: Any) -> Any:
+def _counted(criterion: Any, outputs: Any, targets: Any, weights: Any) -> Counted | None:
     """By what the loss's mean divides, where that is not the number of its values."""
     values = criterion.call(targets, tf.cast(outputs, criterion.dtype))
     mask = getattr(values, "_keras_mask", None)
-    if criterion.reduction == "mean_with_sample_weight":
-        if mask is None and weights is None:
-            return None
-        counted = tf.ones_like(values, tf.float64) if weights is None else _spread(weights, values)
-        return tf.reduce_sum(counted if mask is None else tf.where(tf.cast(mask, tf.bool), counted, 0))
-    return None if mask is None else tf.reduce_sum(double(mask))
+    if criterion.reduction != "mean_with_sample_weight" or weights is None:
+        return None if mask is None else Counted(tf.reduce_sum(double(mask)), None, None)
+    counted = _spread(weights, values)
+    counted = counted if mask is None else tf.where(tf.cast(mask, tf.bool), counted, 0)
+    total = tf.reduce_sum(values * tf.cast(counted, values.dtype))
+    return Counted(tf.reduce_sum(counted), tf.reduce_any(counted != 0), total)
 
 
 def _spread(weights: Any, values: Any) -> Any:

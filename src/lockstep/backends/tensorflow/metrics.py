@@ -24,11 +24,11 @@ def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Any]]:
         if outputs.shape.rank == targets.shape.rank and outputs.shape[-1] == 1:
             hits = tf.equal(outputs > 0, double(targets) > 0.5)
             return tf.reduce_sum(double(hits)), tf.size(hits)
-        if outputs.shape == targets.shape:  # odds for every class
-            targets = tf.argmax(targets, -1)
+        targets = _labels(outputs, targets)
         return counted(tf.equal(tf.argmax(outputs, -1), tf.cast(targets, tf.int64)), targets)
 
     def top5(outputs: Any, targets: Any) -> Any:
+        targets = _labels(outputs, targets)
         best = tf.math.top_k(outputs, min(5, outputs.shape[-1])).indices
         return counted(tf.reduce_any(best == tf.cast(targets, tf.int32)[..., tf.newaxis], -1), targets)
 
@@ -78,6 +78,11 @@ def _pair(name: str, value: Any, examples: int) -> Any:
             f"for a shard of {examples}. Return one of these."
         )
     return _flat((tf.reduce_sum(tf.reduce_mean(tf.reshape(value, (examples, -1)), 1)), examples))
+
+
+def _labels(outputs: Any, targets: Any) -> Any:
+    """The labels, also where the targets are odds for every class."""
+    return tf.argmax(targets, -1) if outputs.shape == targets.shape else targets
 
 
 def _errors(outputs: Any, targets: Any, of: Callable[[Any], Any]) -> Any:

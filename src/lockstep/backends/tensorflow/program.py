@@ -42,6 +42,8 @@ class Term:
     kept: Sequence[Any] = ()  # the running statistics after this shard; those handed in where nothing changed
     sums: Sequence[Any] = ()  # of the metrics, each a number or a vector
     columns: Sequence[Column] = field(default=())
+    there: Any = True  # whether this shard weighs anything; one that does not has no gradient
+    share: Any = None  # by what the gradient is still to be multiplied
 
 
 class Program(Protocol):

@@ -21,7 +21,7 @@ from lockstep.backends.tensorflow.program import Copy, Program, Share
 from lockstep.backends.tensorflow.replicas import Replicas
 from lockstep.core import seeds
 from lockstep.core.batches import count, leaves, transform
-from lockstep.core.metrics import DIVIDED, LOSS, WEIGHT, Column
+from lockstep.core.metrics import LOSS, Column
 
 
 class Leaf(NamedTuple):
@@ -30,6 +30,7 @@ class Leaf(NamedTuple):
     gradients: Sequence[Any]  # None where the loss does not depend on the variable
     kept: Sequence[Any]  # None where nothing changed
     sums: Any
+    there: Any  # whether the shard weighs anything
 
 
 class Task(NamedTuple):
@@ -141,7 +142,8 @@ class Shards:
             None if after is before else _weighed(after, share)
             for before, after in zip(own.kept, term.kept, strict=True)
         ]
-        return Leaf([None if each is None else _dense(each) for each in gradients], kept, _vector(term))
+        dense = [None if each is None else _dense(each, term.share) for each in gradients]
+        return Leaf(dense, kept, _vector(term), tf.convert_to_tensor(term.there))
 
     def _sums(self, own: Copy, batch: Any, drawn: Any, share: Share, columns: list[Column]) -> Any:
         term = self._program.term(own, batch, share._replace(alone=False), drawn, training=False)
@@ -162,10 +164,12 @@ def _finished(leaf: Leaf) -> Leaf:
     """The leaf on the host; a shard that weighs nothing gives exact zeros, also where the loss says NaN."""
     sums = np.array(leaf.sums)
     gradients = [None if each is None else np.asarray(each) for each in leaf.gradients]
-    if sums[DIVIDED] and not sums[WEIGHT]:
+    if not leaf.there:
         sums[LOSS] = 0.0
         gradients = [None for _ in gradients]
-    return Leaf(gradients, [None if each is None else np.asarray(each) for each in leaf.kept], sums)
+    return leaf._replace(
+        gradients=gradients, kept=[None if each is None else np.asarray(each) for each in leaf.kept], sums=sums
+    )
 
 
 def _trace(body: Callable[..., Any], given: tuple[Any, ...]) -> Any:
@@ -210,9 +214,11 @@ def _rebuilt(piece: Any, tensors: Sequence[Any]) -> Any:
     return transform(piece, lambda value: value if _static(value) else next(given))
 
 
-def _dense(gradient: Any) -> Any:
+def _dense(gradient: Any, share: Any) -> Any:
+    """A gradient in the type in which it is added, and in its share where its loss could not carry that."""
     dense = tf.convert_to_tensor(gradient)
-    return tf.cast(dense, accumulated(dense))
+    dense = tf.cast(dense, accumulated(dense))
+    return dense if share is None else dense * tf.cast(share, dense.dtype)
 
 
 def _weighed(value: Any, share: Share) -> Any:

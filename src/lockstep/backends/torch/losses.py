@@ -21,6 +21,8 @@ from lockstep.core.batches import describe
 from lockstep.core.objective import Objective
 from lockstep.errors import BatchError, ModelError
 
+SHORT = (torch.float16, torch.bfloat16)  # shorter than what leaves are added in
+
 
 class Share(NamedTuple):
     """A shard's part of the batch: its examples, the batch's, and whether it is all there is."""
@@ -41,6 +43,7 @@ class Term:
     outputs: Any = None
     targets: Any = None
     values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
+    share: float = 1.0  # by what the gradient is still to be multiplied
 
 
 def of(loss: Any) -> Callable[[nn.Module, Any, Share], Term]:
@@ -73,15 +76,24 @@ def _criterion(loss: Any) -> Any:
     return loss
 
 
-def _mean(value: Tensor, share: Share, **rest: Any) -> Term:
-    """A mean over the shard's examples."""
-    root = value if share.alone else value * (share.examples / share.total)
-    return Term(root, value.detach().double() * share.examples, share.examples, **rest)
+def mean(value: Tensor, share: Share, **rest: Any) -> Term:
+    """A mean over the shard's examples.
+
+    A loss in a shorter type than leaves are added in would round its share, so there the gradient is multiplied by it.
+    """
+    part = 1.0 if share.alone else share.examples / share.total
+    loss = value.detach().double() * share.examples
+    if share.alone or value.dtype in SHORT:
+        return Term(value, loss, share.examples, share=part, **rest)
+    return Term(value * part, loss, share.examples, **rest)
 
 
-def _pair(value: Tensor, weight: Any, share: Share, **rest: Any) -> Term:
-    """A sum over the shard and what it is to be divided by."""
-    if not float(weight):
+def _pair(value: Tensor, weight: Any, share: Share, counted: Tensor | None = None, **rest: Any) -> Term:
+    """A sum over the shard and what it is to be divided by; `counted` are the weights that add up to it, where known.
+
+    Weights of both signs may cancel in a shard that has a gradient all the same; a batch in which they do is refused.
+    """
+    if not (float(weight) if counted is None or share.alone else bool(counted.any())):
         return Term(None, 0.0, 0.0, True, **rest)
     if share.alone:
         return Term(value / weight, value.detach(), weight, **rest)
@@ -97,9 +109,14 @@ def _models_own(model: nn.Module, batch: Any, share: Share) -> Term:
             "Without a loss the model's output carries one as `.loss`. "
             f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
         )
+    if loss.ndim and len(loss) != share.examples:
+        raise ModelError(
+            f"The loss of a model's output is one number, or one per example. Got shape {tuple(loss.shape)} for a "
+            f"shard of {share.examples}. Return its mean."
+        )
     logits = getattr(outputs, "logits", outputs)
     targets = batch.get("labels") if isinstance(batch, Mapping) else None
-    return _mean(loss, share, outputs=logits, targets=targets)
+    return mean(loss.mean() if loss.ndim else loss, share, outputs=logits, targets=targets)
 
 
 def _objective(objective: Objective, model: nn.Module, batch: Any, share: Share) -> Term:
@@ -116,7 +133,7 @@ def _objective(objective: Objective, model: nn.Module, batch: Any, share: Share)
             "An objective returns the shard's mean loss as a tensor, one loss per example, (loss, {name: value}) or "
             f"(sum, weight). Got {describe(result)} for a shard of {share.examples}."
         )
-    return _mean(loss.mean() if loss.ndim else loss, share, values=values)
+    return mean(loss.mean() if loss.ndim else loss, share, values=values)
 
 
 def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Term:
@@ -124,6 +141,7 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
     inputs, targets, weights = parts(batch)
     outputs = call(model, inputs)
     rest = {"outputs": outputs, "targets": targets}
+    _check_classes(criterion, outputs)
     try:
         _check_labels(criterion, outputs, targets)
         if weights is not None:
@@ -132,11 +150,12 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
             value = criterion(outputs, targets)
             return Term(value, value.detach(), 0.0, **rest)
         if _counts_targets(criterion, targets):
-            weight = _target_weights(criterion, targets).sum()
+            counted = _target_weights(criterion, targets)
+            weight = counted.sum()
             if share.alone and float(weight):
                 value = criterion(outputs, targets)
                 return Term(value, value.detach().double() * weight, weight, **rest)
-            return _pair(_reduced(criterion, "sum")(outputs, targets), weight, share, **rest)
+            return _pair(_reduced(criterion, "sum")(outputs, targets), weight, share, counted, **rest)
         value = criterion(outputs, targets)
     except IndexError as error:
         raise _labels(error, outputs, targets) from error
@@ -144,16 +163,17 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
         raise ModelError(
             f"A loss gives one number, or one per example. Got {describe(value)} for a shard of {share.examples}."
         )
-    return _mean(value.mean() if value.ndim else value, share, **rest)
+    return mean(value.mean() if value.ndim else value, share, **rest)
 
 
 def _weighted(
     criterion: Any, outputs: Any, targets: Any, weights: Tensor, share: Share, rest: Mapping[str, Any]
 ) -> Term:
     """The mean with a weight for each example: the weighted sum over the sum of the weights."""
-    if weights.numel() != share.examples:
+    shape = tuple(getattr(weights, "shape", ()))
+    if not shape or weights.numel() != share.examples:
         raise BatchError(
-            f"There is one weight per example. Got weights of shape {tuple(weights.shape)} for a shard of "
+            f"There is one weight per example. Got weights of shape {shape} for a shard of "
             f"{share.examples}. Give one number for each example."
         )
     values = _reduced(criterion, "none")(outputs, targets)
@@ -169,11 +189,11 @@ def _weighted(
     if getattr(criterion, "reduction", None) == "sum":
         return Term(total, total.detach(), 0.0, **rest)
     if _counts_targets(criterion, targets):
-        weight = (_target_weights(criterion, targets) * spread.double()).sum()
+        counted = _target_weights(criterion, targets) * spread.double()
     else:
         total = (values.reshape(len(values), -1).mean(1) * weights).sum()
-        weight = exact_weights.sum()
-    return _pair(total, weight.detach(), share, **rest)
+        counted = exact_weights
+    return _pair(total, counted.sum().detach(), share, counted, **rest)
 
 
 def _counts_targets(criterion: Any, targets: Any) -> bool:
@@ -212,6 +232,16 @@ def _reduced(criterion: Any, reduction: str) -> Any:
 
 def _keyword(function: Any, name: str) -> Any:
     return function.keywords.get(name) if isinstance(function, functools.partial) else None
+
+
+def _check_classes(criterion: Any, outputs: Any) -> None:
+    """Refuses class weights of another number, before a label is looked up in them."""
+    weights = criterion.weight if _of_classes(criterion) else None
+    if weights is not None and isinstance(outputs, Tensor) and outputs.ndim > 1 and len(weights) != outputs.shape[1]:
+        raise ModelError(
+            f"Class weights are one for each class. Got {len(weights)} for {outputs.shape[1]} classes. "
+            "Give one for each of the model's outputs."
+        )
 
 
 def _check_labels(criterion: Any, outputs: Any, targets: Any) -> None:

@@ -23,11 +23,11 @@ def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Pair]]:
         if outputs.ndim == targets.ndim and (outputs.ndim == 1 or outputs.shape[-1] == 1):
             hits = (outputs > threshold) == (targets > 0.5)
             return hits.sum(), hits.numel()
-        if outputs.shape == targets.shape:  # odds for every class
-            targets = targets.argmax(1)
+        targets = _labels(outputs, targets)
         return _counted(outputs.argmax(1) == targets, targets)
 
     def top5(outputs: Tensor, targets: Tensor) -> Pair:
+        targets = _labels(outputs, targets)
         best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
         return _counted((best == targets.unsqueeze(1)).any(1), targets)
 
@@ -68,6 +68,11 @@ def pair(name: str, value: Any, examples: int) -> list[Any]:
             f"for a shard of {examples}. Return one of these."
         )
     return [value.double().reshape(examples, -1).mean(1).sum(), examples]
+
+
+def _labels(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The labels, also where the targets are odds for every class."""
+    return targets.argmax(1) if outputs.shape == targets.shape else targets
 
 
 def _errors(outputs: Tensor, targets: Tensor) -> Tensor:

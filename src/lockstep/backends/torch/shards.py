@@ -91,7 +91,7 @@ class Shards:
             with _explained(work, shard):
                 _check(term.root)
                 (term.root if scale == 1.0 else term.root * scale).backward()  # type: ignore[no-untyped-call]
-        there = _copy_gradients(trained, fields.gradients)
+        there = _copy_gradients(trained, fields.gradients, term.share)
         weight = None if share.alone else share.examples / share.total
         there += self.statistics.collect(fields.buffers, weight, first=shard == 0)
         fields.there.copy_(torch.tensor(there))
@@ -163,8 +163,8 @@ class Shards:
         )
 
 
-def _copy_gradients(trained: list[Tensor], fields: list[Tensor]) -> list[bool]:
-    """Copies every gradient into the leaf and tells which were there; one that was not counts as zero."""
+def _copy_gradients(trained: list[Tensor], fields: list[Tensor], share: float) -> list[bool]:
+    """Copies every gradient times its share into the leaf and tells which were there; others count as zero."""
     targets, sources, there = [], [], []
     for parameter, field in zip(trained, fields, strict=True):
         gradient = parameter.grad
@@ -178,6 +178,8 @@ def _copy_gradients(trained: list[Tensor], fields: list[Tensor]) -> list[bool]:
             sources.append(real(gradient))
     if targets:
         torch._foreach_copy_(targets, sources)
+        if share != 1.0:
+            torch._foreach_mul_(targets, share)
     return there
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep.backends.jax import fields
-from lockstep.backends.jax.losses import Share, Term
+from lockstep.backends.jax.losses import Share, Term, mean
 from lockstep.backends.jax.shards import Found, Shards
 from lockstep.backends.keras import losses
 from lockstep.backends.keras.compiled import Compiled
@@ -30,16 +30,16 @@ class KerasShards(Shards):
             extra = jnp.asarray(outcome.extra, value.dtype)  # regularization counts once
             value = value if share.alone else value - extra + extra * jnp.asarray(share.fraction, value.dtype)
             return Term(value, value, 0.0, **rest)
-        if outcome.divisor is None:
-            root = value if share.alone else value * jnp.asarray(share.fraction, value.dtype)
-            return Term(root, value, share.examples, scale=share.examples, **rest)
-        weight = outcome.divisor
-        there = weight != 0
+        if outcome.counted is None:
+            return mean(value, share, **rest)
+        weight, there, summed = outcome.counted
         total = value * weight.astype(value.dtype)
-        loss = jnp.where(there, total, 0)
         if share.alone:
-            return Term(value, loss, weight, jnp.where(there, 0.0, 1.0), there=there, **rest)
-        return Term(total, loss, weight, 1.0, there=there, **rest)
+            there = weight != 0  # a batch whose weights cancel is refused
+            return Term(value, jnp.where(there, total, 0), weight, jnp.where(there, 0.0, 1.0), there=there, **rest)
+        if summed is not None:
+            total = jnp.where(weight != 0, total, summed.astype(value.dtype))
+        return Term(total, jnp.where(there, total, 0), weight, 1.0, there=there, **rest)
 
     def _measure(self, term: Term, share: Share, found: Found) -> Any:
         """[loss, weight, divided, the metrics' variables ...] of one shard, before the host's scale of the loss."""
