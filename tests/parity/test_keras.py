@@ -4,7 +4,6 @@ On PyTorch every further device is a process, on JAX each model compiles for sec
 number of devices beside one; LOCKSTEP_FULL=1 gives every model all of them.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import missing
 from parity.matrix import Entry
 
 HERE = Path(__file__).parent
@@ -32,13 +32,10 @@ def planned(backend):
 @pytest.fixture(scope="module", params=BACKENDS)
 def found(request, tmp_path_factory):
     """What every model gave on every number of devices, with Keras on one backend."""
-    path = tmp_path_factory.mktemp(request.param) / "found.json"
-    source = Path(importlib.util.find_spec("lockstep").origin).parents[1]
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": request.param,
-        "PYTHONPATH": f"{source}:{HERE.parent}",
-    }
+    folder = tmp_path_factory.mktemp(request.param)
+    path = folder / "found.json"
+    unused = {"tensorflow", "jax", "matplotlib"} - {request.param}
+    environment = {**os.environ, "KERAS_BACKEND": request.param, "PYTHONPATH": missing.path(folder, *unused)}
     plan = [f"{model}:{','.join(map(str, counts))}" for model, counts in planned(request.param).items()]
     command = [sys.executable, "-m", "parity.keras_run", str(path), *plan]
     done = subprocess.run(command, env=environment, cwd=HERE.parent, capture_output=True, text=True)

@@ -2,11 +2,10 @@
 
 from itertools import pairwise
 
-import h5py  # noqa: F401  # Keras imports both while it works, and they set variables of the process
+import h5py  # noqa: F401  # Keras imports it while it works, and it sets a variable of the process
 import keras
 import numpy as np
 import pytest
-import tensorflow  # noqa: F401
 from keras import layers
 
 import lockstep

@@ -1,6 +1,5 @@
 """Keras chooses its backend when it is imported: its tests for every backend, in a process for each of the others."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -9,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import missing
+
 TESTS = Path(__file__).parents[2]
 
 
@@ -16,9 +17,9 @@ EVERYWHERE = ["test_everywhere.py", "test_changes.py"]
 
 
 @pytest.mark.parametrize(("backend", "files"), [("jax", EVERYWHERE), ("torch", [*EVERYWHERE, "workers.py"])])
-def test_every_test_for_all_backends_passes(backend, files):
-    source = Path(importlib.util.find_spec("lockstep").origin).parents[1]
-    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": f"{source}:{TESTS}"}
+def test_every_test_for_all_backends_passes(backend, files, tmp_path):
+    unused = {"tensorflow", "jax", "matplotlib"} - {backend}
+    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": missing.path(tmp_path, *unused)}
     command = [sys.executable, "-m", "pytest", "-q", "--durations=5", "-p", "no:cacheprovider"]
     command += [str(Path(__file__).with_name(name)) for name in files]
     done = subprocess.run(command, env=environment, cwd=TESTS.parent, capture_output=True, text=True)

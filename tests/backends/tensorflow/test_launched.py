@@ -1,20 +1,18 @@
 """Two processes, launched by torchrun or as a job of MultiWorkerMirroredStrategy's: one world, one process's bits."""
 
-import importlib.util
 import json
 import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import keras
 import pytest
 import tensorflow as tf
 
+import missing
 from backends.tensorflow import launched
 
-TESTS = Path(__file__).parents[2]
 COUNT = 2
 
 
@@ -37,15 +35,15 @@ def by_tf_config():
     return [{"TF_CONFIG": json.dumps(task)} for task in tasks]
 
 
-def started(variables, *before):
-    source = Path(importlib.util.find_spec("lockstep").origin).parents[1]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{source}:{TESTS}",
-        **{name: str(value) for name, value in variables.items()},
-    }
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return missing.path(tmp_path_factory.mktemp("path"), "jax", "matplotlib")
+
+
+def started(path, variables):
+    environment = {**os.environ, "PYTHONPATH": path, **{name: str(value) for name, value in variables.items()}}
     threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
-    code = "; ".join([*before, "from backends.tensorflow.launched import main", f"main({threads})"])
+    code = f"from backends.tensorflow.launched import main; main({threads})"
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=pipe, stderr=pipe, text=True)
 
@@ -59,8 +57,8 @@ def alone():
 
 
 @pytest.mark.parametrize("launcher", [by_torchrun, by_tf_config])
-def test_two_processes_give_the_bits_of_one(launcher, alone):
-    processes = [started(variables) for variables in launcher()]
+def test_two_processes_give_the_bits_of_one(launcher, alone, path):
+    processes = [started(path, variables) for variables in launcher()]
     outcomes = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0] * COUNT, outcomes[0][1][-3000:]
     told = json.loads(next(line for line in outcomes[0][0].splitlines() if line.startswith("[")))
@@ -70,22 +68,8 @@ def test_two_processes_give_the_bits_of_one(launcher, alone):
     assert told == alone
 
 
-class NoTorch:
-    """An importer that finds no torch."""
-
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name == "torch":
-            raise ModuleNotFoundError(name)
-
-
-def test_without_torch_it_says_what_to_install():
-    blocking = [
-        "import sys",
-        "from backends.tensorflow.test_launched import NoTorch",
-        "sys.meta_path.insert(0, NoTorch)",
-    ]
-    process = started(by_tf_config()[1], *blocking)
+def test_without_torch_it_says_what_to_install(tmp_path):
+    process = started(missing.path(tmp_path, "jax", "matplotlib", "torch"), by_tf_config()[1])
     _, errors = process.communicate()
     assert process.returncode
     assert "Processes that were launched together meet through torch.distributed, which is not installed" in errors
