@@ -13,9 +13,11 @@ CHAPTERS = ROOT / "examples" / "chapters"
 FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet")
 CHOSEN = [name for name in FRAMEWORKS if name in os.environ.get("LOCKSTEP_BACKENDS", "numpy,torch").split(",")]
 
-# Fashion-MNIST's shapes without its files, and a ResNet-18 of an eighth of the channels.
+# Fashion-MNIST's shapes without its files, and a ResNet-18 of an eighth of the channels. XLA would compile each draw of
+# first weights for a second, and again when Lockstep has made its devices: there they come from numpy.
 STAND_IN = """
 import re, sys
+from functools import partialmethod
 import numpy as np
 import lockstep.datasets
 
@@ -23,7 +25,15 @@ def images(count):
     generator = np.random.default_rng(count)
     return generator.integers(0, 256, (count, 28, 28), dtype=np.uint8), generator.integers(0, 10, count)
 
+def drawn(key, shape, *_, **__):
+    return jnp.asarray(np.random.default_rng(shape).standard_normal(shape, np.float32) / np.prod(shape[:-1]) ** 0.5)
+
 del sys.argv[0]
+if sys.argv[0].endswith("concise_jax.py"):
+    from flax import nnx
+    from jax import numpy as jnp
+    for layer in (nnx.Conv, nnx.Linear):
+        layer.__init__ = partialmethod(layer.__init__, kernel_init=drawn)
 num_train, num_test = int(sys.argv.pop()), int(sys.argv.pop())
 lockstep.datasets.fashion_mnist = lambda: (images(num_train), images(num_test))
 before, name, rest = open(sys.argv[0], encoding="utf-8").read().partition("def resnet18")
