@@ -17,6 +17,7 @@ from flax.core import unfreeze
 from flax.training.train_state import TrainState
 
 from lockstep.backends.jax import batches, keys, modes, sown, trees
+from lockstep.backends.jax.programs import Program
 from lockstep.errors import ModelError
 
 PARAMS = "params"
@@ -127,7 +128,7 @@ class Applied:
             given = {**named, **more, "rngs": keys.Streams(key), "mutable": sorted(variables.keys() - {PARAMS})}
             return module.apply(variables, *arguments, **given)[1]
 
-        variables = jax.jit(made)(key, arrays)
+        variables = Program(made, jax.local_devices()[:1], None)(0, key, arrays)  # once in a process
         self.sown = sown.paths(variables, lambda: jax.eval_shape(again, unfreeze(variables), key, arrays))
         self._take(sown.without(variables, self.sown))
 
