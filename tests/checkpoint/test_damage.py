@@ -177,6 +177,12 @@ def test_a_head_that_claims_more_than_there_is(folder):
         read(folder)
 
 
+def test_a_pipe_in_the_place_of_a_folder_keeps_nobody_waiting(tmp_path):
+    os.mkfifo(tmp_path / "step-00000009")
+    with pytest.raises(CheckpointError, match="Not a directory"):
+        read(tmp_path / "step-00000009")
+
+
 def test_arrays_of_nothing_and_impossible_shape(tmp_path):
     """No byte in the file, and numpy still cannot make it."""
     folder = write(tmp_path / "mine", Snapshot({"model.w": Array(np.empty((0, 2, 2)), "float64")}))

@@ -20,6 +20,7 @@ NAMES = (MANIFEST, MODEL, OPTIMIZER)  # a checkpoint's folder holds these and no
 _BINARY = getattr(os, "O_BINARY", 0)
 # A link could lead out of the folder, and a pipe would keep its reader waiting.
 _READ = os.O_RDONLY | _BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_LOOK = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NONBLOCK", 0)
 _HOLDS = os.open in os.supports_dir_fd  # Windows opens no folders
 _CHUNK = 2**24  # bytes in one write
 
@@ -76,8 +77,8 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY) if _HOLDS else None
-        found = os.stat(path if self._descriptor is None else self._descriptor)
+        self._descriptor = os.open(path, _LOOK) if _HOLDS else None
+        found = os.stat(path) if self._descriptor is None else os.fstat(self._descriptor)
         self._identity = path, found.st_dev, found.st_ino
 
     def __eq__(self, other: object) -> bool:

@@ -146,10 +146,11 @@ class Joined:
                     "with other data, shards, threads or seed than process 0. Read the same batches in every process "
                     "(no DistributedSampler), and give threads= where hosts differ."
                 )
-        if any(turned != everyone[0][2] for _, _, turned, _ in everyone):
-            self._backend.turn(pickle.loads(self._wire.from_first(controls)))
-        if any(touched for _, _, _, touched in everyone):
+        touched = any(each for _, _, _, each in everyone)
+        if touched:
             self._take_state()
+        if touched or any(turned != everyone[0][2] for _, _, turned, _ in everyone):  # after the state, as in a worker
+            self._backend.turn(pickle.loads(self._wire.from_first(controls)))
 
     def _meet(self, method: str, *numbers: int) -> list[list[int]]:
         """Everybody's numbers. Every call of the team begins here, so that no two can be taken for one another."""

@@ -66,6 +66,18 @@ for first in ("step", "short step", "predict", "pipeline"):
         size = 2 if first == "short step" else 61
         lazy.step((x[:size], y[:size]))
     found.append(lazy.digest())
+
+tx = [optax.inject_hyperparams(optax.sgd)(rate) for rate in (0.25, 0.125)]
+before = lockstep.wrap(Centred(), tx[0], "cross_entropy", shards=4)
+before.step((x, y))
+for rate in (None, 0.5):  # set while the state waits for a batch
+    after = lockstep.wrap(Centred(), tx[1], "cross_entropy", shards=4)
+    after.load_state(before.state())
+    if rate:
+        after.learning_rates = [rate]
+    after.step((x, y))
+    assert after.learning_rates == (rate or 0.25,), after.learning_rates
+    found.append(after.digest())
 with open(f"{trainer._devices[0]} of {len(trainer.devices)}.json", "w") as file:
     json.dump(found, file)
 """

@@ -80,6 +80,22 @@ def test_a_transformation_hears_what_it_takes():
     assert losses[-1] < losses[0]
 
 
+def test_a_plain_transformation_is_given_three_arguments():
+    def update(updates, state, params=None, **more):
+        assert not more
+        return updates, state
+
+    tx = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    assert np.isfinite(lockstep.wrap(net(), tx, LOSS, shards=2).step((X, Y))["loss"])
+
+
+def test_a_state_of_plain_numbers():
+    model = net()
+    tx = optax.GradientTransformation(lambda params: Steps(1.0), lambda updates, state, params=None: (updates, state))
+    owner = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    assert np.isfinite(lockstep.wrap(model, owner, LOSS, shards=2).step((X, Y))["loss"])
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_line_search_is_refused(shards):
     trainer = lockstep.wrap(net(), optax.lbfgs(), LOSS, shards=shards)

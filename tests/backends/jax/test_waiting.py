@@ -102,7 +102,14 @@ def test_the_learning_rate_set_last_holds(tmp_path):
         assert other.learning_rates == rates
         other.step((X, Y))
         assert other.learning_rates == rates
-    loaded = made(tx=injected(0.1))
+    for rates in ((0.25,), (0.125,)):  # also where it is what the optimizer began with
+        loaded = made(tx=injected(0.125))
+        loaded.load_state(one.state())
+        assert loaded.learning_rates == (0.25,)
+        loaded.learning_rates = rates
+        loaded.step((X, Y))
+        assert loaded.learning_rates == rates
+    loaded = made(tx=injected(0.125))
     loaded.load_state(one.state())
     loaded.step((X, Y))
     assert loaded.learning_rates == (0.25,)

@@ -60,12 +60,18 @@ class Attributes:
 
         Not what tells the mode, nor what an eager call has sown.
         """
-        return {
-            (path, name): _ARRAYS if isinstance(value, _ARRAYS) else value
-            for path, node in self._nodes.items()
-            for name, value in vars(node).items()
-            if not (name.startswith("_pytree") or isinstance(value, nnx.Intermediate) or modes.tells(name, value))
-        }
+        result = {}
+        for path, node in self._nodes.items():
+            for name, value in vars(node).items():
+                if type(value) in _PLAIN:
+                    if not modes.tells(name, value):
+                        result[path, name] = value
+                elif isinstance(value, nnx.Variable):
+                    if not isinstance(value, nnx.Intermediate):
+                        result[path, name] = value
+                elif not name.startswith("_pytree"):
+                    result[path, name] = _ARRAYS if isinstance(value, _ARRAYS) else value
+        return result
 
 
 def _text(found: dict[tuple[str, str], Any]) -> str:

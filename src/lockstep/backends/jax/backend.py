@@ -234,7 +234,9 @@ class JaxBackend:
         if not self._replicas.ready:
             work = self._work
             assert work is not None
-            piece = next(iter(work.shards.values())) if work.first is None else work.first()
+            piece = work.shards.get(0)
+            if piece is None and work.first is not None:
+                piece = work.first()
             self._replicas.start(inputs(piece), keys.initial(work.seed))
 
     def _inputs(self, piece: Any) -> Any:

@@ -104,4 +104,4 @@ def _numbers(leaf: Any) -> NDArray[Any]:
             f"JAX computes on arrays of numbers. Got {type(leaf).__name__} of {array.dtype}. "
             "Turn it into numbers before the step."
         )
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("=")), copy=False)

@@ -176,7 +176,7 @@ def check_optimizer(module: nnx.Module, optimizer: nnx.Optimizer[Any]) -> None:
     except jax.errors.JAXTypeError:  # it wants to see numbers: nothing can be told without them
         return
     ours, theirs = (
-        {name: leaf.shape for name, leaf in trees.named(tree).items()}
+        {name: np.shape(leaf) for name, leaf in trees.named(tree).items()}
         for tree in (made, nnx.as_pure(optimizer.opt_state))
     )
     for name in {**theirs, **ours}:

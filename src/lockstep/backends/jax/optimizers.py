@@ -26,7 +26,8 @@ class Optimizer:
     def __init__(self, tx: Any, state: Any = None, owner: Any = None, steps: int | None = None) -> None:
         many = isinstance(tx, optax.MultiSteps)  # whose own way to a transformation leaves the loss out
         self.tx = optax.GradientTransformationExtraArgs(tx.init, tx.update) if many else tx
-        self._hears = _takes(self.tx.update, "value")
+        told = isinstance(self.tx, optax.GradientTransformationExtraArgs)  # others are given three arguments
+        self._hears = told and _takes(self.tx.update, "value")
         self.state = state
         self.steps = steps  # made so far, where the script's own object counts them
         self._owner: nnx.Optimizer[Any] | None = owner
@@ -127,6 +128,19 @@ class Optimizer:
                 if np.ndim(value) == 0
             }
             for each in _injected(self._present())
+        ]
+
+    def numbers_in(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The same numbers as a state by names has them, before the parameters are known."""
+        present = self._present()
+        names = {id(leaf): f"optimizer.{name}" for name, leaf in trees.named(present).items()}
+        return [
+            {
+                "lr" if name == _RATE else name: state[names[id(value)]].data.item()
+                for name, value in each.items()
+                if np.ndim(value) == 0 and names[id(value)] in state
+            }
+            for each in _injected(present)
         ]
 
     def with_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> Any:

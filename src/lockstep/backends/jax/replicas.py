@@ -39,7 +39,7 @@ class Replicas:
         self._signature = self.model.signature()
         self._lazy = not self.ready  # the first batch makes the variables
         self._loads = 0  # how often a state was taken over
-        self._waiting: tuple[State, Any] | None = None  # one that came before the variables, and the numbers of then
+        self._waiting: State | None = None  # one that came before the variables
         self._seen: list[Any] = []
 
     @property
@@ -64,23 +64,22 @@ class Replicas:
 
     def start(self, inputs: Any, key: Any) -> None:
         """Makes a linen module's variables from the first batch's inputs, and takes over a state that waited."""
-        numbers = None if self._waiting is None else self.optimizer.numbers()
+        numbers = self.optimizer.numbers()
         self.model.start(inputs, key)
         self.take(self.model.params, self.model.rest, None, self.optimizer.steps)
         if self._waiting is not None:
-            self._fulfil(*self._waiting, numbers)
+            self._fulfil(self._waiting, numbers)
         self._seen = self._held()
 
-    def _fulfil(self, state: State, then: Any, now: Any) -> None:
-        """Takes over the state that waited, and the numbers set since; where it does not fit, it goes on waiting."""
+    def _fulfil(self, state: State, numbers: Sequence[Mapping[str, Any]]) -> None:
+        """Takes over the state that waited, and the numbers set last; where it does not fit, it goes on waiting."""
         try:
             self.load(state)
         except StateError:
             self._forget()
-            self._waiting = state, then
+            self._waiting = state
             raise
-        if now != then:
-            self.set_numbers(now)
+        self.set_numbers(numbers)
 
     def look(self) -> None:
         """Takes over what the script has put into its own objects."""
@@ -203,7 +202,7 @@ class Replicas:
     def state(self, row: int = 0) -> State:
         """Parameters, what else the model keeps, and the optimizer's state, as one device has them."""
         if not self.ready:
-            return {} if self._waiting is None else _copied(self._waiting[0])
+            return {} if self._waiting is None else _copied(self._waiting)
         self.look()
         params, rest, slots = self.copies[row]
         state = trees.to_state(self.model.home, params) | trees.to_state("model", rest)
@@ -218,7 +217,8 @@ class Replicas:
             self._forget()
             return
         if not self.ready:
-            self._waiting = _copied(state), self.optimizer.numbers()
+            self._waiting = _copied(state)
+            self.optimizer.want(self.optimizer.numbers_in(state))
             self._loads += 1
             return
         home, params, rest = self.model.home, self.model.params, self.model.rest
