@@ -12,7 +12,7 @@ from lockstep.checkpoint import Snapshot
 from lockstep.errors import CheckpointError, ExactError, StateError
 from lockstep.run import Run
 
-BITS = 1  # raised whenever Lockstep itself comes to other bits from the same run
+BITS = 2  # raised whenever Lockstep itself comes to other bits from the same run
 
 _FACTS: dict[str, type | tuple[type, ...]] = {
     "step": int,

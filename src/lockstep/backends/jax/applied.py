@@ -236,7 +236,10 @@ class Handle:
 
     def _current(self) -> tuple[Any, Any]:
         if self.applied.params is None:
-            raise ModelError("A linen module has its variables from the first batch on. Train or evaluate first.")
+            raise ModelError(
+                "A linen module has its variables from the first batch on, also where a state was restored. Train or "
+                "evaluate first; trainer.predict(x[:1]) is enough."
+            )
         current: tuple[Any, Any] = trees.copied((self.applied.params, self.applied.rest))
         return current
 
@@ -274,6 +277,7 @@ def _opened(apply: Any) -> tuple[Callable[..., Any], nn.Module | None, dict[str,
     if modes.takes_any(apply):
         raise ModelError(
             "The mode, rngs and mutable are given to an apply that names them. Got one with **. Write for example "
-            "apply(variables, x, *, train, rngs, mutable), or apply(variables, x) where it needs none of them."
+            "apply(variables, x, *, train, rngs, mutable); where it needs none of them, "
+            "lambda variables, x: apply(variables, x)."
         )
     return apply, None, {}
