@@ -145,7 +145,10 @@ class TorchBackend:
         copied = _writes_gradients(self._recipe.optimizer)
         for parameter, gradient in zip(used, gradients, strict=True):
             own = torch.view_as_complex(gradient) if parameter.is_complex() else gradient
-            parameter.grad = own.to(parameter.dtype, copy=copied)
+            if own.stride() == parameter.stride():
+                parameter.grad = own.to(parameter.dtype, copy=copied)
+            else:  # a fused optimizer walks the memory of both side by side
+                parameter.grad = torch.empty_like(parameter).copy_(own)
         self._recipe.optimizer.step()
         self._shards.clear()
 

@@ -202,12 +202,15 @@ class Replica:
             slots = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
             slots = {key: value for key, value in slots.items() if f"{name}.{key}".rpartition(".")[0] == name}
             if slots:
-                self.optimizer.state[parameter] = {key: self._slot(value) for key, value in slots.items()}
+                self.optimizer.state[parameter] = {key: self._slot(value, parameter) for key, value in slots.items()}
 
-    def _slot(self, value: Array) -> Any:
+    def _slot(self, value: Array, parameter: Tensor) -> Any:
+        """A slot of the parameter's shape lies in memory as the parameter does, as the optimizer itself makes it."""
         if value.dtype == "python":
             return value.data.item()
         tensor = _tensor(value)
+        if tensor.shape == parameter.shape and tensor.stride() != parameter.stride():
+            return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
         return tensor.to(self.device) if tensor.dim() else tensor
 
     def _check(self, state: Mapping[str, Array]) -> None:
