@@ -349,3 +349,33 @@ def test_an_objective_may_tell_other_things_in_an_evaluation():
         for _ in range(2):
             assert set(trainer.step(BATCH[0])) == {"loss", "train"}
             assert set(trainer.evaluate(BATCH[0])) == {"loss", "test"}
+
+
+class Failing(torch.optim.SGD):
+    """Raises where it is told to; what it is told does not travel."""
+
+    def step(self, closure=None):
+        if globals().get("FAILS"):
+            raise ZeroDivisionError
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_update_that_fails_in_the_scripts_process_alone(devices, monkeypatch):
+    """The workers have made the step then, and the script's process has not: its state is the one that counts."""
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Linear(13, 16), nn.ReLU(), nn.Linear(16, 5))  # no buffers, whose counters a step moves
+    trainer = lockstep.wrap(net, Failing(net.parameters(), lr=0.1), nn.CrossEntropyLoss(), devices=devices, shards=4)
+    with trainer:
+        assert len(trainer.devices) == devices
+        trainer.step(BATCH)
+        before = {name: value.clone() for name, value in net.state_dict().items()}
+        monkeypatch.setitem(globals(), "FAILS", True)
+        with pytest.raises(ZeroDivisionError):
+            trainer.step(OTHER)
+        monkeypatch.delitem(globals(), "FAILS")
+        assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+        assert trainer.num_steps == 1
+        trainer.digest()  # raises where replicas differ
+        trainer.step(BATCH)
+        trainer.digest()
