@@ -227,6 +227,14 @@ class TorchBackend:
         """Writes them into the parameter groups."""
         self._replica.set_numbers(numbers)
 
+    def attributes(self) -> dict[str, Any]:
+        """The frozen flags, and the modules' numbers and words."""
+        return self._replica.attributes()
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Writes them into the modules."""
+        self._replica.set_attributes(attributes)
+
     def controls(self) -> Any:
         """What the script may turn between steps."""
         return self._replica.controls()

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from lockstep.backends.base import Array, State
 from lockstep.backends.torch import buffers, settings
+from lockstep.backends.torch.attributes import Attributes
 from lockstep.backends.torch.refusals import check_model, check_optimizer
 from lockstep.errors import ModelError, OptimizerError, StateError
 
 CACHE_LINE = 64
-_PLAIN = {bool, int, float, str, type(None)}
 
 
 class Replica:
@@ -35,7 +35,7 @@ class Replica:
         self.modules = list(model.modules())
         self.buffers = buffers.of(model)
         self._criterion = loss if isinstance(loss, nn.Module) else nn.Module()
-        self._attributed = [*self.modules, *self._criterion.modules()]
+        self._attributes = Attributes(model, self._criterion)
         self._wrapped = self._identity()
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters.values())}
         self._seen: list[Any] = []
@@ -128,7 +128,7 @@ class Replica:
                 for group in self.optimizer.param_groups
             ],
             "trained": [parameter.requires_grad for parameter in self.parameters.values()],
-            "attributes": [_plain_attributes(module) for module in self._attributed],
+            "attributes": self._attributes.read(),
             "switches": settings.switches(),
             "hooks": _num_hooks(self.optimizer),
         }
@@ -147,8 +147,7 @@ class Replica:
         ]
         for parameter, trained in zip(parameters, controls["trained"], strict=True):
             parameter.requires_grad_(trained)
-        for module, attributes in zip(self._attributed, controls["attributes"], strict=True):
-            vars(module).update(attributes)
+        self._attributes.write(controls["attributes"])
         settings.flip(controls["switches"])
 
     def numbers(self) -> list[dict[str, Any]]:
@@ -172,6 +171,18 @@ class Replica:
                     group[key].fill_(value)
                 else:
                     group[key] = value
+
+    def attributes(self) -> dict[str, Any]:
+        """What else a script may turn, by name: the frozen flags, and the modules' numbers and words."""
+        trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
+        return {"trained": trained, "modules": self._attributes.saved()}
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Takes them over; a parameter of which nothing was saved stays as it is."""
+        self._attributes.restore(attributes["modules"])
+        for name, trained in attributes["trained"].items():
+            if name in self.parameters:
+                self.parameters[name].requires_grad_(trained)
 
     # -- the state, by name
 
@@ -254,11 +265,6 @@ def _number(value: Any) -> Any:
 
 def _num_hooks(optimizer: Any) -> int:
     return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
-
-
-def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """A module's numbers and words: its mode, a dropout's `p`, a batch norm's `momentum`."""
-    return {name: value for name, value in vars(module).items() if type(value) in _PLAIN}
 
 
 def _array(value: Any) -> Array:
