@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import lockstep
 from integration import scripted
@@ -379,3 +380,169 @@ def test_an_update_that_fails_in_the_scripts_process_alone(devices, monkeypatch)
         trainer.digest()  # raises where replicas differ
         trainer.step(BATCH)
         trainer.digest()
+
+
+def linear():
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(13, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+def wrapped(net, optimizer, devices=2, loss=None):
+    return lockstep.wrap(net, optimizer, loss or nn.CrossEntropyLoss(), devices=devices, shards=4, threads=1)
+
+
+def parameter_hook(net, optimizer):
+    return net[0].weight.register_hook(lambda gradient: gradient * 2)
+
+
+def accumulated_hook(net, optimizer):
+    return net[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+def every_optimizers_pre_hook(net, optimizer):
+    return register_optimizer_step_pre_hook(lambda *arguments: None)
+
+
+def every_optimizers_post_hook(net, optimizer):
+    return register_optimizer_step_post_hook(lambda *arguments: None)
+
+
+def every_modules_hook(net, optimizer):
+    return nn.modules.module.register_module_forward_hook(lambda *arguments: None)
+
+
+class StepAgain:
+    """A step that was put in the place of the optimizer's own, and can be removed as a hook can."""
+
+    def __init__(self, net, optimizer):
+        self.optimizer, own = optimizer, optimizer.step
+        optimizer.step = lambda: own()
+
+    def remove(self):
+        del self.optimizer.step
+
+
+HOOKS = {
+    parameter_hook: "A parameter's hooks do not travel to the workers. Got a parameter with hooks. "
+    "Do their work in the optimizer's step or in the forward pass, or use devices=1.",
+    accumulated_hook: "A parameter's hooks do not travel to the workers. Got a parameter with hooks. "
+    "Do their work in the optimizer's step or in the forward pass, or use devices=1.",
+    every_optimizers_pre_hook: "An optimizer's step hooks do not travel to the workers. Got an optimizer with hooks. "
+    "Do their work between the steps, or use devices=1.",
+    every_optimizers_post_hook: "An optimizer's step hooks do not travel to the workers. Got an optimizer with hooks. "
+    "Do their work between the steps, or use devices=1.",
+    every_modules_hook: "Hooks for all modules do not travel to the workers. Got some in torch.nn.modules.module. "
+    "Register them on the model's own modules before lockstep.wrap, or use devices=1.",
+    StepAgain: "An optimizer's step is its class's, also in the workers. Got an optimizer whose `step` was replaced. "
+    "Make a class of it that has this step, or use devices=1.",
+}
+
+
+@pytest.mark.timeout(60)
+def test_hooks_and_replaced_steps_do_not_travel():
+    """Neither those that are there at wrap nor those that come between two steps."""
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    first = parameter_hook(net, optimizer)
+    with wrapped(net, optimizer) as trainer:
+        assert len(trainer.devices) == 2
+        with pytest.raises(ModelError, match=r"^A parameter's hooks do not travel"):
+            trainer.step(BATCH)
+        first.remove()
+        trainer.step(BATCH)
+        for hang, message in HOOKS.items():
+            hook = hang(net, optimizer)
+            try:
+                with pytest.raises((ModelError, OptimizerError)) as caught:
+                    trainer.step(BATCH)
+            finally:
+                hook.remove()
+            assert str(caught.value) == message
+            trainer.step(BATCH)
+        trainer.digest()
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)  # replaces the step too, to count its calls
+        trainer.step(BATCH)
+        trainer.digest()
+
+
+class Damped(torch.optim.SGD):
+    """Keeps numbers of its own, and the parameters, which torch's pickle leaves out."""
+
+    floor = 0.0
+
+    def __init__(self, parameters, lr):
+        parameters = list(parameters)
+        super().__init__(parameters, lr=lr)
+        self.damping = 0.5
+        self.calls = 0
+        self.held = parameters
+
+    def step(self, closure=None):
+        self.calls += 1
+        for parameter in self.held:
+            parameter.grad.mul_(self.damping / self.calls).add_(self.floor)
+        return super().step(closure)
+
+
+def test_an_optimizers_own_attributes_travel_and_are_saved(tmp_path):
+    found = []
+    for devices in (1, 2):
+        net = linear()
+        optimizer = Damped(net.parameters(), lr=0.1)
+        optimizer.floor = 0.01  # over the class's own
+        with wrapped(net, optimizer, devices) as trainer:
+            assert len(trainer.devices) == devices
+            trainer.step(BATCH)
+            optimizer.damping = 2.0
+            trainer.step(BATCH)
+            trainer.save(tmp_path / "saved")
+            trainer.step(BATCH)
+            found.append(trainer.digest())
+            trainer.restore(tmp_path / "saved")
+            assert optimizer.calls == 2
+            trainer.step(BATCH)
+            found.append(trainer.digest())
+    assert len(set(found)) == 1
+
+
+class Reduced(Damped):
+    """Says itself what travels."""
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "damping": 0.5, "calls": 0, "held": self.held}
+
+
+def test_an_optimizer_that_says_itself_what_travels():
+    net = linear()
+    with wrapped(net, Reduced(net.parameters(), lr=0.1)) as trainer:
+        trainer.step(BATCH)
+        trainer.digest()
+
+
+def test_an_optimizers_attribute_that_cannot_travel():
+    net = linear()
+    optimizer = Damped(net.parameters(), lr=0.1)
+    optimizer.file = io.StringIO
+    optimizer.lines = (line for line in "ab")
+    with pytest.raises(ModelError, match=r"The optimizer's attribute 'lines' of type generator cannot be pickled"):
+        wrapped(net, optimizer)
+
+
+def another_module(net):
+    net[1] = nn.Identity()
+
+
+def another_order_in_memory(net):
+    net[0].weight.data = net[0].weight.data.T.contiguous().T
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("change", [another_module, another_order_in_memory])
+def test_a_module_that_was_replaced_and_a_weight_laid_out_otherwise(change, devices):
+    net = linear()
+    with wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1), devices) as trainer:
+        assert len(trainer.devices) == devices
+        trainer.step(BATCH)
+        change(net)
+        with pytest.raises(ModelError, match=r"their types and strides, and its modules\. Some were replaced since\."):
+            trainer.step(BATCH)

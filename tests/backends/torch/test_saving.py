@@ -217,7 +217,10 @@ def test_a_value_in_the_place_of_something_else(tmp_path):
 
 
 def test_a_module_that_is_no_longer_there(tmp_path):
-    one, two = wrapped(), wrapped(lambda: nn.Sequential(*(part for part in plain() if not isinstance(part, nn.Dropout))))
+    one, two = (
+        wrapped(),
+        wrapped(lambda: nn.Sequential(*(part for part in plain() if not isinstance(part, nn.Dropout)))),
+    )
     one.save(tmp_path / "saved")
     with pytest.raises(StateError, match=r"^The checkpoint does not fit this model\. It has .* for a module '4'"):
         two.restore(tmp_path / "saved")

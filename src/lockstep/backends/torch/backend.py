@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.torch import generators, inputs, metrics, pickling, settings, sources
+from lockstep.backends.torch import generators, hooks, inputs, metrics, pickling, settings, sources
 from lockstep.backends.torch.nodes import Nearby, Vectors
 from lockstep.backends.torch.replica import Replica
 from lockstep.backends.torch.scaler import Scaler
@@ -277,7 +277,7 @@ def _writes_gradients(optimizer: Any) -> bool:
     """
     own = type(optimizer).__module__.startswith("torch.optim")
     nesterov = any(group.get("nesterov") and group.get("foreach") is not False for group in optimizer.param_groups)
-    return not own or nesterov or bool(optimizer._optimizer_step_pre_hooks)
+    return not own or nesterov or hooks.writes_gradients(optimizer)
 
 
 def _plain(value: Any) -> Any:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.backends.base import Array, State
-from lockstep.backends.torch import buffers, settings
-from lockstep.backends.torch.attributes import Attributes
+from lockstep.backends.torch import buffers, hooks, settings
+from lockstep.backends.torch.attributes import Attributes, is_plain
+from lockstep.backends.torch.pickling import own_attributes
 from lockstep.backends.torch.refusals import check_model, check_optimizer
 from lockstep.errors import ModelError, OptimizerError, StateError
 
@@ -58,13 +59,24 @@ class Replica:
         slots: dict[str, Any] = self.optimizer.state.get(parameter, {})
         return slots
 
+    def _check_slots(self) -> None:
+        strangers = [key for key in self.optimizer.state if id(key) not in self._index]
+        if strangers:
+            found = f"a {type(strangers[0]).__name__}" if isinstance(strangers[0], Tensor) else repr(strangers[0])
+            raise OptimizerError(
+                f"An optimizer keeps its slots by the model's parameters. Got slots for {found}, which would be in no "
+                "checkpoint. Keep numbers in a parameter group or in the optimizer's own attributes."
+            )
+
     def trained(self) -> dict[str, Tensor]:
         """The parameters that the next update may change: held by the optimizer and not frozen."""
         if self._identity() != self._wrapped:
             raise ModelError(
-                "A model keeps the parameters it was wrapped with, and their types. Some were replaced since. "
-                "Call lockstep.wrap again after changing the model; load_state_dict works without assign=True."
+                "A model keeps the parameters it was wrapped with, their types and strides, and its modules. Some were "
+                "replaced since. Call lockstep.wrap again after changing the model, as by "
+                "to(memory_format=torch.channels_last); load_state_dict works without assign=True."
             )
+        self._check_slots()
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         if not held <= self._index.keys():
             raise OptimizerError(
@@ -89,11 +101,10 @@ class Replica:
         own = {**dict(self._criterion.named_parameters()), **dict(self._criterion.named_buffers())}
         return {f"loss.{name}": tensor for name, tensor in own.items()}
 
-    def _identity(self) -> list[tuple[int, torch.dtype]]:
-        own = [
-            parameter for module in self.modules for parameter in module._parameters.values() if parameter is not None
-        ]
-        return [(id(parameter), parameter.dtype) for parameter in own]
+    def _identity(self) -> list[Any]:
+        own = [each for module in self.modules for each in module._parameters.values() if each is not None]
+        parts = [(path, id(part)) for module in self.modules for path, part in module._modules.items()]
+        return [*parts, *((id(each), each.dtype, _strides(each)) for each in own)]
 
     # -- what the script may change
 
@@ -130,16 +141,13 @@ class Replica:
             "trained": [parameter.requires_grad for parameter in self.parameters.values()],
             "attributes": self._attributes.read(),
             "switches": settings.switches(),
-            "hooks": _num_hooks(self.optimizer),
+            "optimizer": own_attributes(self.optimizer, is_plain),
+            "hooks": hooks.count(self.optimizer, self.parameters.values()),
         }
 
     def turn(self, controls: Mapping[str, Any]) -> None:
         """Takes over another process's controls."""
-        if controls["hooks"] != _num_hooks(self.optimizer):
-            raise OptimizerError(
-                "An optimizer's step hooks do not travel to the workers. Got an optimizer with hooks. "
-                "Do their work between the steps, or use devices=1."
-            )
+        hooks.check(hooks.count(self.optimizer, self.parameters.values()), controls["hooks"])
         parameters = list(self.parameters.values())
         self.optimizer.param_groups[:] = [
             {"params": [parameters[index] for index in group["params"]], **group["numbers"]}
@@ -148,6 +156,7 @@ class Replica:
         for parameter, trained in zip(parameters, controls["trained"], strict=True):
             parameter.requires_grad_(trained)
         self._attributes.write(controls["attributes"])
+        vars(self.optimizer).update(controls["optimizer"])
         settings.flip(controls["switches"])
 
     def numbers(self) -> list[dict[str, Any]]:
@@ -175,7 +184,8 @@ class Replica:
     def attributes(self) -> dict[str, Any]:
         """What else a script may turn, by name: the frozen flags, and the modules' numbers and words."""
         trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
-        return {"trained": trained, "modules": self._attributes.saved()}
+        own = own_attributes(self.optimizer, is_plain)
+        return {"trained": trained, "modules": self._attributes.saved(), "optimizer": own}
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Takes them over; a parameter of which nothing was saved stays as it is."""
@@ -183,11 +193,13 @@ class Replica:
         for name, trained in attributes["trained"].items():
             if name in self.parameters:
                 self.parameters[name].requires_grad_(trained)
+        vars(self.optimizer).update(attributes["optimizer"])
 
     # -- the state, by name
 
     def state(self) -> State:
         """Parameters, buffers and optimizer slots."""
+        self._check_slots()
         state = {f"model.{name}": _array(parameter) for name, parameter in self.parameters.items()}
         state |= {buffer.state_name: _array(buffer.tensor) for buffer in self.buffers}
         state |= {name: _array(tensor) for name, tensor in self._loss.items()}
@@ -259,12 +271,13 @@ def _short(name: str) -> str:
     return name.partition(".")[2]
 
 
+def _strides(tensor: Tensor) -> list[int]:
+    """Those that tell where elements lie; along an axis of one there is no next."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) else value
-
-
-def _num_hooks(optimizer: Any) -> int:
-    return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
 
 
 def _array(value: Any) -> Array:
