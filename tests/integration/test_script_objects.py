@@ -546,3 +546,114 @@ def test_a_module_that_was_replaced_and_a_weight_laid_out_otherwise(change, devi
         change(net)
         with pytest.raises(ModelError, match=r"their types and strides, and its modules\. Some were replaced since\."):
             trainer.step(BATCH)
+
+
+class Sized(nn.Module):
+    """Attributes of every kind; in a pass it keeps what it has seen, as models that are looked into do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = linear()
+        self.scale = 1.0
+        self.scales = [1.0, 1.0]
+        self.mask = torch.ones(13)
+        self.flag = None
+        self.extra = 1.0
+        self.outputs = torch.zeros(1)
+
+    def forward(self, x):
+        scale = self.scale * self.scales[1] * (2.0 if self.flag else 1.0) * getattr(self, "extra", 3.0)
+        outputs = self.net(x * self.mask) * float(scale)
+        self.outputs = outputs.detach()
+        return outputs
+
+
+def a_number_of_numpys(net):
+    net.scale = np.linspace(0.5, 1.0, 3)[1]
+
+
+def a_truth_of_numpys(net):
+    net.flag = np.bool_(True)
+
+
+def a_list(net):
+    net.scales[1] = 0.25
+
+
+def a_tuple(net):
+    net.scales = (1.0, np.float32(0.75))
+
+
+def a_tensor_in_place(net):
+    net.mask[3] = 0.0
+
+
+def another_tensor(net):
+    net.mask = torch.linspace(0.0, 1.0, 13)
+
+
+def a_deleted_number(net):
+    del net.extra
+
+
+def the_scripts_own_pass(net):
+    net(BATCH[0])
+
+
+def test_attributes_of_every_kind_reach_every_replica():
+    found = []
+    changes = [a_number_of_numpys, a_truth_of_numpys, a_list, a_tuple, a_tensor_in_place, another_tensor]
+    changes += [a_deleted_number, the_scripts_own_pass]
+    for devices in (1, 2):
+        torch.manual_seed(5)
+        net = Sized()
+        with wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1), devices) as trainer:
+            assert len(trainer.devices) == devices
+            trainer.step(BATCH)
+            for change in changes:
+                change(net)
+                found.append((change.__name__, trainer.step(BATCH)["loss"], trainer.digest()))
+            trainer.evaluate(BATCH)
+            carried = trainer._backend._replica._attributes._carried
+            assert devices == 1 or carried == {("", "mask"), ("", "outputs")}
+    assert found[: len(changes)] == found[len(changes) :]
+    assert len({loss for _, loss, _ in found}) == len(changes)
+
+
+class Shared(nn.Module):
+    """A buffer that is a view of another."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = linear()
+        self.register_buffer("mean", torch.zeros(13))
+        self.register_buffer("part", self.mean[:3])
+
+
+def tied_data():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight.data = net[0].weight.data
+    return net
+
+
+@pytest.mark.parametrize("make, names", [(tied_data, "'0.weight' and '1.weight'"), (Shared, "'mean' and 'part'")])
+def test_tensors_that_share_memory_without_being_one(make, names):
+    net = make()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    wrapped(net, optimizer, devices=1)
+    with pytest.raises(ModelError) as caught:
+        wrapped(net, optimizer)
+    assert str(caught.value) == (
+        f"A worker gets every tensor by itself. {names} share memory and are two objects, which would be apart there. "
+        "Make them one (b.weight = a.weight), make one a clone(), or use devices=1."
+    )
+
+
+def test_tensors_side_by_side_in_one_memory_travel():
+    net = nn.Sequential(nn.Linear(13, 5), nn.Linear(5, 5, bias=False))
+    room = torch.randn(2, 5)
+    net[0].bias.data = room[0]
+    net.register_buffer("other", room[1])
+    with wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1)) as trainer:
+        trainer.step(BATCH)
+        trainer.digest()

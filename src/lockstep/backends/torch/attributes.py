@@ -5,11 +5,14 @@ workers with the next step, and a checkpoint holds them by the modules' paths.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from lockstep.backends.base import Array
+from lockstep.backends.torch import arrays
 from lockstep.errors import StateError
 
 LONGEST = 100  # of a list; a longer one is a record that somebody keeps
@@ -17,29 +20,68 @@ _PLAIN = {bool, int, float, str, type(None)}
 _OWN = vars(nn.Module()).keys() - {"training"}
 
 
+class Told(NamedTuple):
+    """What one module's attributes are in the script's process."""
+
+    plain: dict[str, Any]
+    gone: list[str]  # were seen once, and were deleted
+    tensors: dict[str, tuple[Array, bool]]  # were put there by the script; and whether they lie on the CPU
+
+
 class Attributes:
-    """Those of every module of a model and of its loss."""
+    """Those of every module of a model and of its loss.
+
+    A tensor that is neither parameter nor buffer is carried where the script has written it;
+    what a forward pass leaves there stays in its process.
+    """
 
     def __init__(self, model: nn.Module, loss: nn.Module) -> None:
         named = [("", model), ("loss:", loss)]
         self._modules = {prefix + path: module for prefix, root in named for path, module in root.named_modules()}
-        self._known = [set(_plain(module)) for module in self._modules.values()]
+        self._known = {path: set(_plain(module)) for path, module in self._modules.items()}
+        self._carried: set[tuple[str, str]] = set()
+        self._seen: dict[tuple[str, str], tuple[Tensor, int]] = {}
+        self.look()
 
-    def read(self) -> list[tuple[dict[str, Any], list[str]]]:
-        """For each module its numbers and words, and the names of those that were deleted since they were seen."""
+    def look(self) -> None:
+        """Takes the tensors that are there now for no work of the script's."""
+        self._seen = {place: (value, value._version) for place, value in self._tensors().items()}
+
+    def read(self) -> list[Told]:
+        """What the workers are to be told of each module."""
+        tensors = self._tensors()
+        for place, value in tensors.items():
+            seen, version = self._seen.get(place, (None, 0))
+            if seen is not value or version != value._version:
+                self._carried.add(place)
+        self._carried &= tensors.keys()
         found = []
-        for module, known in zip(self._modules.values(), self._known, strict=True):
-            plain = _plain(module)
+        for path, module in self._modules.items():
+            plain, known = _plain(module), self._known[path]
             known |= plain.keys()
-            found.append((plain, sorted(known - vars(module).keys())))
+            carried = {name: tensors[where, name] for where, name in sorted(self._carried) if where == path}
+            packed = {name: (arrays.array(value), value.device.type == "cpu") for name, value in carried.items()}
+            found.append(Told(plain, sorted(known - vars(module).keys()), packed))
         return found
 
-    def write(self, attributes: list[tuple[dict[str, Any], list[str]]]) -> None:
+    def write(self, told: list[Told], device: torch.device) -> None:
         """Takes over what another process has read."""
-        for module, (plain, gone) in zip(self._modules.values(), attributes, strict=True):
-            vars(module).update(plain)
+        for module, (plain, gone, tensors) in zip(self._modules.values(), told, strict=True):
+            own = vars(module)
+            own.update(plain)
+            for name, (array, on_cpu) in tensors.items():
+                own[name] = arrays.tensor(array).to("cpu" if on_cpu else device)
             for name in gone:
-                vars(module).pop(name, None)
+                own.pop(name, None)
+
+    def _tensors(self) -> dict[tuple[str, str], Tensor]:
+        """By place; what has a history comes from a forward pass."""
+        return {
+            (path, name): value
+            for path, module in self._modules.items()
+            for name, value in vars(module).items()
+            if isinstance(value, Tensor) and not value.requires_grad
+        }
 
     def saved(self) -> dict[str, dict[str, Any]]:
         """The same by the modules' paths, less what torch keeps for itself."""
@@ -49,13 +91,13 @@ class Attributes:
         }
 
     def restore(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Takes over what was saved; what has no plain value in its place now is refused, before anything is written."""
+        """Takes over what was saved; one that has no plain value to replace is refused, before anything is written."""
         saved = {path: plain for path, plain in saved.items() if plain}
         for path, plain in saved.items():
             if path not in self._modules:
                 raise StateError(
-                    f"The checkpoint does not fit this model. It has {plain!r} for a module {path!r}, the model no such "
-                    "module. Use the model it was saved with."
+                    f"The checkpoint does not fit this model. It has {plain!r} for a module {path!r}, the model no "
+                    "such module. Use the model it was saved with."
                 )
             for name, value in plain.items():
                 there = vars(self._modules[path]).get(name)

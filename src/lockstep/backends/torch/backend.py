@@ -198,6 +198,7 @@ class TorchBackend:
         finally:
             for module, training in zip(self._replica.modules, modes, strict=True):
                 module.training = training
+            self._replica.rest()
 
     # -- state
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lockstep.backends import pickling
 from lockstep.backends.base import Recipe
+from lockstep.backends.torch.refusals import check_apart
 from lockstep.errors import ModelError
 
 # What torch's base class and its schedulers put into every optimizer, beside its hooks.
@@ -23,6 +24,7 @@ def dump(recipe: Recipe) -> bytes:
     Tensors travel on the CPU: a worker that unpickled them on a GPU would open a
     context on a GPU that is not its own.
     """
+    _check_apart(recipe)
     tensors = [tensor for tensor in _tensors(recipe) if tensor.device.type != "cpu"]
     placed = [tensor.data for tensor in tensors]
     try:
@@ -65,6 +67,14 @@ def _tensors(recipe: Recipe) -> list[Tensor]:
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     slots = [value for slots in recipe.optimizer.state.values() for value in slots.values()]
     return tensors + [value for value in slots if isinstance(value, Tensor)]
+
+
+def _check_apart(recipe: Recipe) -> None:
+    named: dict[str, Tensor] = {}
+    for prefix, part in (("", recipe.model), ("loss.", recipe.loss)):
+        if isinstance(part, nn.Module):
+            named |= {prefix + name: tensor for name, tensor in (*part.named_parameters(), *part.named_buffers())}
+    check_apart(named)
 
 
 def _culprit(recipe: Recipe) -> str:

@@ -7,12 +7,11 @@ torch's version counters, and reaches every other replica before the next.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep.backends.base import Array, State
-from lockstep.backends.torch import buffers, hooks, settings
+from lockstep.backends.torch import arrays, buffers, hooks, settings
 from lockstep.backends.torch.attributes import Attributes, is_plain
 from lockstep.backends.torch.pickling import own_attributes
 from lockstep.backends.torch.refusals import check_model, check_optimizer
@@ -115,8 +114,13 @@ class Replica:
 
     def look(self) -> None:
         """Takes the state as it is now for seen, where somebody asks for that."""
+        self._attributes.look()
         if self._seen:
             self._seen = self._signature()
+
+    def rest(self) -> None:
+        """Takes what a pass without training has left in the modules for seen."""
+        self._attributes.look()
 
     def _signature(self) -> list[Any]:
         """Counters, addresses and sums of bytes, for batch norm, `.data` and numpy write behind the counters' back."""
@@ -155,7 +159,7 @@ class Replica:
         ]
         for parameter, trained in zip(parameters, controls["trained"], strict=True):
             parameter.requires_grad_(trained)
-        self._attributes.write(controls["attributes"])
+        self._attributes.write(controls["attributes"], self.device)
         vars(self.optimizer).update(controls["optimizer"])
         settings.flip(controls["switches"])
 
@@ -200,13 +204,13 @@ class Replica:
     def state(self) -> State:
         """Parameters, buffers and optimizer slots."""
         self._check_slots()
-        state = {f"model.{name}": _array(parameter) for name, parameter in self.parameters.items()}
-        state |= {buffer.state_name: _array(buffer.tensor) for buffer in self.buffers}
-        state |= {name: _array(tensor) for name, tensor in self._loss.items()}
+        state = {f"model.{name}": arrays.array(parameter) for name, parameter in self.parameters.items()}
+        state |= {buffer.state_name: arrays.array(buffer.tensor) for buffer in self.buffers}
+        state |= {name: arrays.array(tensor) for name, tensor in self._loss.items()}
         for name, parameter in self.parameters.items():
             for key, value in self._slots(parameter).items():
                 if value is not None:
-                    state[f"optimizer.{name}.{key}"] = _array(value)
+                    state[f"optimizer.{name}.{key}"] = arrays.array(value)
         return state
 
     def load(self, state: Mapping[str, Array]) -> None:
@@ -214,11 +218,11 @@ class Replica:
         self._check(state)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(_tensor(state[f"model.{name}"]))
+                parameter.copy_(arrays.tensor(state[f"model.{name}"]))
             for buffer in self.buffers:
-                buffer.tensor.copy_(_tensor(state[buffer.state_name]))
+                buffer.tensor.copy_(arrays.tensor(state[buffer.state_name]))
             for name, tensor in self._loss.items():
-                tensor.copy_(_tensor(state[name]))
+                tensor.copy_(arrays.tensor(state[name]))
         self.optimizer.state.clear()
         for name, parameter in self.parameters.items():
             prefix = f"optimizer.{name}."
@@ -231,7 +235,7 @@ class Replica:
         """A slot of the parameter's shape lies in memory as the parameter does, as the optimizer itself makes it."""
         if value.dtype == "python":
             return value.data.item()
-        tensor = _tensor(value)
+        tensor = arrays.tensor(value)
         if tensor.shape == parameter.shape and tensor.stride() != parameter.stride():
             return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
         return tensor.to(self.device) if tensor.dim() else tensor
@@ -280,28 +284,9 @@ def _number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) else value
 
 
-def _array(value: Any) -> Array:
-    """A tensor's bytes as numpy holds them; a plain number keeps its being one."""
-    if isinstance(value, bool | int | float):
-        return Array(np.asarray(value), "python")
-    if not isinstance(value, Tensor):
-        raise OptimizerError(
-            f"An optimizer's slots are tensors and numbers. Got a {type(value).__name__}. Use another optimizer."
-        )
-    value = value.detach().cpu().contiguous()
-    if value.dtype in (torch.bfloat16,):
-        return Array(value.view(torch.int16).numpy().copy(), "bfloat16")
-    return Array(value.numpy().copy(), str(value.dtype).removeprefix("torch."))
-
-
 def _checksum(tensor: Tensor) -> int:
     """The sum of a CPU tensor's words; a GPU's would make every step wait for it."""
     if tensor.device.type != "cpu":
         return 0
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     return int((flat.view(torch.int64) if not len(flat) % 8 else flat).sum())
-
-
-def _tensor(array: Array) -> Tensor:
-    tensor = torch.tensor(array.data)
-    return tensor.view(torch.bfloat16) if array.dtype == "bfloat16" else tensor
