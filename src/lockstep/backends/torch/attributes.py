@@ -45,14 +45,14 @@ class Attributes:
 
     def look(self) -> None:
         """Takes the tensors that are there now for no work of the script's."""
-        self._seen = {place: (value, value._version) for place, value in self._tensors().items()}
+        self._seen = {place: (value, version(value)) for place, value in self._tensors().items()}
 
     def read(self) -> list[Told]:
         """What the workers are to be told of each module."""
         tensors = self._tensors()
         for place, value in tensors.items():
-            seen, version = self._seen.get(place, (None, 0))
-            if seen is not value or version != value._version:
+            seen, counted = self._seen.get(place, (None, 0))
+            if seen is not value or counted != version(value):
                 self._carried.add(place)
         self._carried &= tensors.keys()
         found = []
@@ -123,6 +123,11 @@ def is_plain(value: Any) -> bool:
     if type(value) in (list, tuple):
         return len(value) <= LONGEST and all(map(is_plain, value))
     return type(value) in _PLAIN or isinstance(value, np.number | np.bool_)
+
+
+def version(tensor: Tensor) -> int:
+    """How often it was written; torch does not count for those that were made in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:

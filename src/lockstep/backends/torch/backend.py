@@ -15,6 +15,7 @@ from lockstep.backends.torch.nodes import Nearby, Vectors
 from lockstep.backends.torch.replica import Replica
 from lockstep.backends.torch.scaler import Scaler
 from lockstep.backends.torch.shards import Fields, Shards
+from lockstep.backends.torch.surroundings import Surroundings
 from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
@@ -37,6 +38,7 @@ class TorchBackend:
         self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
         chosen = resolve(recipe.metrics, metrics.named(loss))
         self._shards = Shards(self._replica, loss, chosen, self._options.precision)
+        self._surroundings = Surroundings(loss, recipe.model)
         self._scaler = Scaler(2.0**16) if self._options.precision == "fp16" else Scaler()
         self._last_scale = self._scaler.scale
         self._trained: dict[str, Tensor] = {}
@@ -84,6 +86,7 @@ class TorchBackend:
             finally:
                 statistics.restore()
                 self._shards.clear()
+                self._surroundings.look()
 
     def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
         """torch's own addition."""
@@ -199,6 +202,7 @@ class TorchBackend:
             for module, training in zip(self._replica.modules, modes, strict=True):
                 module.training = training
             self._replica.rest()
+            self._surroundings.look()
 
     # -- state
 
@@ -237,7 +241,9 @@ class TorchBackend:
         self._replica.set_attributes(attributes)
 
     def controls(self) -> Any:
-        """What the script may turn between steps."""
+        """What the script may turn between steps; raises where the loss's surroundings have changed, which stay."""
+        if self._options.exact:
+            self._surroundings.check()
         return self._replica.controls()
 
     def turn(self, controls: Any) -> None:
@@ -268,6 +274,7 @@ class TorchBackend:
 
     def dump(self) -> bytes:
         """The recipe in one pickle, everything on the CPU."""
+        self._surroundings.note()
         return pickling.dump(self._recipe)
 
 
