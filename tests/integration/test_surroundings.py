@@ -218,6 +218,24 @@ def test_a_step_with_workers_that_have_it_not():
     stepped(1, anew=False)
 
 
+def test_workers_that_verify_starts_do_not_hide_it():
+    model, beta = net(), 1.0
+
+    def scaled(outputs, targets):
+        return F.cross_entropy(outputs, targets) * beta
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with lockstep.wrap(model, optimizer, scaled, devices=2, shards=4, threads=1) as trainer:
+        trainer.step(BATCH)
+        beta = 2.0
+        for use in (lambda: trainer.verify(BATCH, steps=1, devices=(1, 2), batch_size=16), lambda: trainer.step(BATCH)):
+            with pytest.raises(ExactError, match="'beta' was changed since"):
+                use()
+        trainer.close()
+        assert trainer.verify(BATCH, steps=1, devices=(1, 2), batch_size=16).equal
+        trainer.step(BATCH)
+
+
 def test_without_the_promise_nothing_is_compared():
     model, beta = net(), 1.0
 
