@@ -116,6 +116,17 @@ def test_the_norm_can_be_read_until_the_next_step():
         assert first["loss"] > 0
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_step_that_fails_has_overwritten_the_gradient_too(devices):
+    with wrapped(devices=devices) as trainer:
+        assert len(trainer.devices) == devices
+        logs = trainer.step((X, Y))
+        with pytest.raises(NonFiniteError):
+            trainer.step((X * np.nan, Y))
+        with pytest.raises(StateError, match=r"Got a question for grad_norm of step 0 afterwards\."):
+            logs["grad_norm"]
+
+
 def test_fit_returns_the_history():
     with wrapped() as trainer:
         history = trainer.fit((X, Y), epochs=3, batch_size=16, validation_data=(X[:9], Y[:9]), verbose=0)

@@ -3,11 +3,12 @@
 What does not fit is refused before anything is changed, with both values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import NoneType
 from typing import Any
 
-from lockstep.backends.base import Backend, Recipe
+from lockstep.backends.base import Attributed, Backend, Recipe
 from lockstep.checkpoint import Snapshot
 from lockstep.errors import CheckpointError, ExactError, StateError
 from lockstep.run import Run
@@ -42,6 +43,8 @@ def take(recipe: Recipe, backend: Backend, run: Run, **more: Any) -> Snapshot:
         "optimizer": _class(recipe.optimizer),
         "numbers": backend.numbers(),
     }
+    if isinstance(backend, Attributed):
+        facts["attributes"] = backend.attributes()
     return Snapshot(backend.state(), {**facts, **more})
 
 
@@ -53,9 +56,26 @@ def restore(saved: Snapshot, recipe: Recipe, backend: Backend, run: Run, num_dev
     if exact:
         _check_exact(facts, recipe, backend)
     run.check(facts, exact, num_devices)
-    backend.load(saved.state)
+    with _attributes(facts, backend):
+        backend.load(saved.state)
     backend.set_numbers(facts["numbers"])
     run.take_over(facts)
+
+
+@contextmanager
+def _attributes(facts: Mapping[str, Any], backend: Backend) -> Iterator[None]:
+    """What the checkpoint's run had turned in the model, unless the state is then refused; older ones tell nothing."""
+    if "attributes" not in facts or not isinstance(backend, Attributed):
+        yield
+        return
+    check_facts(facts, {"attributes": dict})
+    before = backend.attributes()
+    backend.set_attributes(facts["attributes"])
+    try:
+        yield
+    except BaseException:
+        backend.set_attributes(before)
+        raise
 
 
 def check_facts(facts: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:

@@ -62,6 +62,7 @@ class Trainer:
         self._open_team: Team | None = start(self._devices)
         self._team_devices = self._open_team.devices
         self._batch_size: int | None = None
+        self._begun = 0  # steps, also those that failed
 
     # -- training
 
@@ -98,13 +99,13 @@ class Trainer:
     def step(self, batch: Any) -> Logs:
         """Trains on one batch: one batch in, one update out."""
         sums = self._train(batches.top(batch))
-        step, member = self._run.step, self._team.member
+        begun, step, member = self._begun, self._run.step - 1, self._team.member
 
         def norm() -> float:
-            if self._run.step != step:
+            if self._begun != begun:
                 raise StateError(
-                    f"A gradient is there until the next step. Got a question for grad_norm of step {step - 1} after "
-                    f"step {self._run.step - 1}. Read logs['grad_norm'] before the next step."
+                    f"A gradient is there until the next step begins. Got a question for grad_norm of step {step} "
+                    "afterwards. Read logs['grad_norm'] before the next step."
                 )
             return self._backend.norm(member.total)
 
@@ -112,6 +113,7 @@ class Trainer:
 
     def _train(self, batch: Any) -> Sums:
         run = self._run
+        self._begun += 1
         num_examples = batches.count(batch)
         if not self.opening:
             self._decide(num_examples)

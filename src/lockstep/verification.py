@@ -44,6 +44,8 @@ def of(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int], batch_
     """Verifies a trainer, whose state is as before afterwards."""
     if not trainer.exact:
         raise ExactError("verify checks the promise of equal bits. This trainer has exact=False. Use exact=True.")
+    if trainer._open_team is not None and not trainer._open_team.closed:
+        trainer._backend.controls()  # refuses what its own workers lack, before others are started that have it
     chosen = source.first(trainer._source(data, batch_size, shuffle=True), steps)
     run, backend = trainer._run, trainer._backend
     shards = run.shards or plan.default_shards(batches.count(chosen[0]), max(devices))

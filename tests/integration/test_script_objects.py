@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import lockstep
 from integration import scripted
@@ -349,3 +350,310 @@ def test_an_objective_may_tell_other_things_in_an_evaluation():
         for _ in range(2):
             assert set(trainer.step(BATCH[0])) == {"loss", "train"}
             assert set(trainer.evaluate(BATCH[0])) == {"loss", "test"}
+
+
+class Failing(torch.optim.SGD):
+    """Raises where it is told to; what it is told does not travel."""
+
+    def step(self, closure=None):
+        if globals().get("FAILS"):
+            raise ZeroDivisionError
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_update_that_fails_in_the_scripts_process_alone(devices, monkeypatch):
+    """The workers have made the step then, and the script's process has not: its state is the one that counts."""
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Linear(13, 16), nn.ReLU(), nn.Linear(16, 5))  # no buffers, whose counters a step moves
+    trainer = lockstep.wrap(net, Failing(net.parameters(), lr=0.1), nn.CrossEntropyLoss(), devices=devices, shards=4)
+    with trainer:
+        assert len(trainer.devices) == devices
+        trainer.step(BATCH)
+        before = {name: value.clone() for name, value in net.state_dict().items()}
+        monkeypatch.setitem(globals(), "FAILS", True)
+        with pytest.raises(ZeroDivisionError):
+            trainer.step(OTHER)
+        monkeypatch.delitem(globals(), "FAILS")
+        assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+        assert trainer.num_steps == 1
+        trainer.digest()  # raises where replicas differ
+        trainer.step(BATCH)
+        trainer.digest()
+
+
+def linear():
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(13, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+def wrapped(net, optimizer, devices=2, loss=None):
+    return lockstep.wrap(net, optimizer, loss or nn.CrossEntropyLoss(), devices=devices, shards=4, threads=1)
+
+
+def parameter_hook(net, optimizer):
+    return net[0].weight.register_hook(lambda gradient: gradient * 2)
+
+
+def accumulated_hook(net, optimizer):
+    return net[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+def every_optimizers_pre_hook(net, optimizer):
+    return register_optimizer_step_pre_hook(lambda *arguments: None)
+
+
+def every_optimizers_post_hook(net, optimizer):
+    return register_optimizer_step_post_hook(lambda *arguments: None)
+
+
+def every_modules_hook(net, optimizer):
+    return nn.modules.module.register_module_forward_hook(lambda *arguments: None)
+
+
+class StepAgain:
+    """A step that was put in the place of the optimizer's own, and can be removed as a hook can."""
+
+    def __init__(self, net, optimizer):
+        self.optimizer, own = optimizer, optimizer.step
+        optimizer.step = lambda: own()
+
+    def remove(self):
+        del self.optimizer.step
+
+
+HOOKS = {
+    parameter_hook: "A parameter's hooks do not travel to the workers. Got a parameter with hooks. "
+    "Do their work in the optimizer's step or in the forward pass, or use devices=1.",
+    accumulated_hook: "A parameter's hooks do not travel to the workers. Got a parameter with hooks. "
+    "Do their work in the optimizer's step or in the forward pass, or use devices=1.",
+    every_optimizers_pre_hook: "An optimizer's step hooks do not travel to the workers. Got an optimizer with hooks. "
+    "Do their work between the steps, or use devices=1.",
+    every_optimizers_post_hook: "An optimizer's step hooks do not travel to the workers. Got an optimizer with hooks. "
+    "Do their work between the steps, or use devices=1.",
+    every_modules_hook: "Hooks for all modules do not travel to the workers. Got some in torch.nn.modules.module. "
+    "Register them on the model's own modules before lockstep.wrap, or use devices=1.",
+    StepAgain: "An optimizer's step is its class's, also in the workers. Got an optimizer whose `step` was replaced. "
+    "Make a class of it that has this step, or use devices=1.",
+}
+
+
+@pytest.mark.timeout(60)
+def test_hooks_and_replaced_steps_do_not_travel():
+    """Neither those that are there at wrap nor those that come between two steps."""
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    first = parameter_hook(net, optimizer)
+    with wrapped(net, optimizer) as trainer:
+        assert len(trainer.devices) == 2
+        with pytest.raises(ModelError, match=r"^A parameter's hooks do not travel"):
+            trainer.step(BATCH)
+        first.remove()
+        trainer.step(BATCH)
+        for hang, message in HOOKS.items():
+            hook = hang(net, optimizer)
+            try:
+                with pytest.raises((ModelError, OptimizerError)) as caught:
+                    trainer.step(BATCH)
+            finally:
+                hook.remove()
+            assert str(caught.value) == message
+            trainer.step(BATCH)
+        trainer.digest()
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)  # replaces the step too, to count its calls
+        trainer.step(BATCH)
+        trainer.digest()
+
+
+class Damped(torch.optim.SGD):
+    """Keeps numbers of its own, and the parameters, which torch's pickle leaves out."""
+
+    floor = 0.0
+
+    def __init__(self, parameters, lr):
+        parameters = list(parameters)
+        super().__init__(parameters, lr=lr)
+        self.damping = 0.5
+        self.calls = 0
+        self.held = parameters
+
+    def step(self, closure=None):
+        self.calls += 1
+        for parameter in self.held:
+            parameter.grad.mul_(self.damping / self.calls).add_(self.floor)
+        return super().step(closure)
+
+
+def test_an_optimizers_own_attributes_travel_and_are_saved(tmp_path):
+    found = []
+    for devices in (1, 2):
+        net = linear()
+        optimizer = Damped(net.parameters(), lr=0.1)
+        optimizer.floor = 0.01  # over the class's own
+        with wrapped(net, optimizer, devices) as trainer:
+            assert len(trainer.devices) == devices
+            trainer.step(BATCH)
+            optimizer.damping = 2.0
+            trainer.step(BATCH)
+            trainer.save(tmp_path / "saved")
+            trainer.step(BATCH)
+            found.append(trainer.digest())
+            trainer.restore(tmp_path / "saved")
+            assert optimizer.calls == 2
+            trainer.step(BATCH)
+            found.append(trainer.digest())
+    assert len(set(found)) == 1
+
+
+class Reduced(Damped):
+    """Says itself what travels."""
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "damping": 0.5, "calls": 0, "held": self.held}
+
+
+def test_an_optimizer_that_says_itself_what_travels():
+    net = linear()
+    with wrapped(net, Reduced(net.parameters(), lr=0.1)) as trainer:
+        trainer.step(BATCH)
+        trainer.digest()
+
+
+def test_an_optimizers_attribute_that_cannot_travel():
+    net = linear()
+    optimizer = Damped(net.parameters(), lr=0.1)
+    optimizer.file = io.StringIO
+    optimizer.lines = (line for line in "ab")
+    with pytest.raises(ModelError, match=r"The optimizer's attribute 'lines' of type generator cannot be pickled"):
+        wrapped(net, optimizer)
+
+
+def another_module(net):
+    net[1] = nn.Identity()
+
+
+def another_order_in_memory(net):
+    net[0].weight.data = net[0].weight.data.T.contiguous().T
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("change", [another_module, another_order_in_memory])
+def test_a_module_that_was_replaced_and_a_weight_laid_out_otherwise(change, devices):
+    net = linear()
+    with wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1), devices) as trainer:
+        assert len(trainer.devices) == devices
+        trainer.step(BATCH)
+        change(net)
+        with pytest.raises(ModelError, match=r"their types and strides, and its modules\. Some were replaced since\."):
+            trainer.step(BATCH)
+
+
+class Sized(nn.Module):
+    """Attributes of every kind; in a pass it keeps what it has seen, as models that are looked into do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = linear()
+        self.scale = 1.0
+        self.scales = [1.0, 1.0]
+        self.mask = torch.ones(13)
+        self.flag = None
+        self.extra = 1.0
+        self.outputs = torch.zeros(1)
+
+    def forward(self, x):
+        scale = self.scale * self.scales[1] * (2.0 if self.flag else 1.0) * getattr(self, "extra", 3.0)
+        outputs = self.net(x * self.mask) * float(scale)
+        self.outputs = outputs.detach()
+        return outputs
+
+
+def a_number_of_numpys(net):
+    net.scale = np.linspace(0.5, 1.0, 3)[1]
+
+
+def a_truth_of_numpys(net):
+    net.flag = np.bool_(True)
+
+
+def a_list(net):
+    net.scales[1] = 0.25
+
+
+def a_tuple(net):
+    net.scales = (1.0, np.float32(0.75))
+
+
+def a_tensor_in_place(net):
+    net.mask[3] = 0.0
+
+
+def another_tensor(net):
+    net.mask = torch.linspace(0.0, 1.0, 13)
+
+
+def a_deleted_number(net):
+    del net.extra
+
+
+def the_scripts_own_pass(net):
+    net(BATCH[0])
+
+
+def test_attributes_of_every_kind_reach_every_replica():
+    found = []
+    changes = [a_number_of_numpys, a_truth_of_numpys, a_list, a_tuple, a_tensor_in_place, another_tensor]
+    changes += [a_deleted_number, the_scripts_own_pass]
+    for devices in (1, 2):
+        torch.manual_seed(5)
+        net = Sized()
+        with wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1), devices) as trainer:
+            assert len(trainer.devices) == devices
+            trainer.step(BATCH)
+            for change in changes:
+                change(net)
+                found.append((change.__name__, trainer.step(BATCH)["loss"], trainer.digest()))
+            trainer.evaluate(BATCH)
+            carried = trainer._backend._replica._attributes._carried
+            assert devices == 1 or carried == {("", "mask"), ("", "outputs")}
+    assert found[: len(changes)] == found[len(changes) :]
+    assert len({loss for _, loss, _ in found}) == len(changes)
+
+
+class Shared(nn.Module):
+    """A buffer that is a view of another."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = linear()
+        self.register_buffer("mean", torch.zeros(13))
+        self.register_buffer("part", self.mean[:3])
+
+
+def tied_data():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight.data = net[0].weight.data
+    return net
+
+
+@pytest.mark.parametrize("make, names", [(tied_data, "'0.weight' and '1.weight'"), (Shared, "'mean' and 'part'")])
+def test_tensors_that_share_memory_without_being_one(make, names):
+    net = make()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    wrapped(net, optimizer, devices=1)
+    with pytest.raises(ModelError) as caught:
+        wrapped(net, optimizer)
+    assert str(caught.value) == (
+        f"A worker gets every tensor by itself. {names} share memory and are two objects, which would be apart there. "
+        "Make them one (b.weight = a.weight), make one a clone(), or use devices=1."
+    )
+
+
+def test_tensors_side_by_side_in_one_memory_travel():
+    net = nn.Sequential(nn.Linear(13, 5), nn.Linear(5, 5, bias=False))
+    room = torch.randn(2, 5)
+    net[0].bias.data = room[0]
+    net.register_buffer("other", room[1])
+    with wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1)) as trainer:
+        trainer.step(BATCH)
+        trainer.digest()

@@ -190,6 +190,17 @@ class Portable(Protocol):
         """The recipe in one pickle, for a fresh process; names the attribute that cannot be pickled."""
 
 
+@runtime_checkable
+class Attributed(Protocol):
+    """What a backend offers besides where its models hold more than arrays that a script may turn between steps."""
+
+    def attributes(self) -> dict[str, Any]:
+        """Plain values by name, for a checkpoint: which parameters are frozen, a dropout's rate."""
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Takes over such values, all or, with an error that names both values, none."""
+
+
 class Module(Protocol):
     """What a backend's module offers: its devices, and a backend over some of them."""
 

@@ -50,7 +50,9 @@ class Member:
 
         Until the commit nothing of the state has changed, so a failure anywhere
         leaves every replica as it was. From the commit on every replica applies
-        the update, and an interrupt waits until it is done.
+        the update, and an interrupt waits until it is done. An update that raises
+        in one process leaves that replica behind the others; the step does not
+        count there, and the team brings the replicas together before the next.
         """
         self.committed = False
         self.laps.start()

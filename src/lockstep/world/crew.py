@@ -120,6 +120,7 @@ class Crew:
                 ) from None
             except Exception:
                 self._drain()
+                self._controls, self._stale = b"", True  # after the commit they made the step, and this process did not
                 raise
 
     def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:

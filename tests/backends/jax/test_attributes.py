@@ -9,7 +9,7 @@ from flax import nnx
 import lockstep
 from backends.kits import jax as kit
 from lockstep.backends.jax.attributes import Attributes
-from lockstep.errors import ModelError
+from lockstep.errors import ModelError, StateError
 
 assert kit.module  # has made the CPU devices
 GENERATOR = np.random.Generator(np.random.PCG64(5))
@@ -90,3 +90,25 @@ def test_a_number_stays_a_number_and_an_array_an_array():
         trainer.step((X, Y))
     model.scale = 2.0
     trainer.step((X, Y))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_checkpoint_holds_the_numbers(count, tmp_path):
+    one = wrapped(Scaled(), 0.1)
+    one.step((X, Y))
+    one.model.scale = 2.0
+    one.save(tmp_path / "saved")
+    one.step((X, Y))
+    two = wrapped(Scaled(), 0.1, devices=count)
+    assert len(two.devices) == count
+    two.step((X, Y))
+    two.restore(tmp_path / "saved")
+    assert two.model.scale == 2.0
+    two.step((X, Y))
+    assert two.digest() == one.digest()
+
+
+def test_a_checkpoint_with_numbers_for_another_module(tmp_path):
+    trainer = wrapped(Scaled())
+    with pytest.raises(StateError, match=r"^The checkpoint does not fit this model\. It has .* for a module 'other', "):
+        trainer._backend.set_attributes({"model": '{"other": {"rate": 0.5}}'})

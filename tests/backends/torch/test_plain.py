@@ -311,3 +311,38 @@ def test_batch_norm_in_evaluation_mode_stays_so():
         trainer.evaluate((x, y))
     assert (net.training, net[0].training, net[1].training) == (True, True, False)
     assert torch.equal(net[1].running_mean, before)
+
+
+def channels_last():
+    torch.manual_seed(1)
+    convolution = nn.Conv2d(3, 8, 3)
+    net = nn.Sequential(convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+    net.to(memory_format=torch.channels_last)
+    assert not convolution.weight.is_contiguous()
+    return net
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        pytest.param(lambda parameters: torch.optim.Adam(parameters, fused=True), id="adam"),
+        pytest.param(sgd(momentum=0.9, fused=True), id="sgd"),
+        pytest.param(lambda parameters: torch.optim.Adagrad(parameters, fused=True), id="adagrad"),
+    ],
+)
+def test_a_fused_optimizer_walks_the_memory_of_weights_and_gradients_side_by_side(make_optimizer):
+    """Also after a state was taken over, whose slots have to lie in memory as the weights do."""
+    loss = nn.CrossEntropyLoss()
+    images = torch.randn(STEPS, 8, 3, 9, 9)
+    data = [(x.to(memory_format=torch.channels_last), torch.arange(8)) for x in images]
+    assert agree(channels_last, make_optimizer, data)
+    net = channels_last()
+    optimizer = make_optimizer(net.parameters())
+    plain(net, optimizer, loss, data)
+    own = channels_last()
+    own_optimizer = make_optimizer(own.parameters())
+    with lockstep.wrap(own, own_optimizer, loss, devices=1, shards=1, threads=torch.get_num_threads()) as trainer:
+        for batch in data:
+            trainer.step(batch)
+            trainer.load_state(trainer.state())
+    assert bits(own, own_optimizer) == bits(net, optimizer)

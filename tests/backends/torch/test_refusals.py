@@ -460,3 +460,24 @@ def test_a_loss_for_each_example_of_the_model_s_own_is_averaged():
     expected = net(X)["loss"].mean().item()
     with lockstep.wrap(net, sgd(net), None, devices=1, shards=4) as trainer:
         assert trainer.step(X)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a number under a word."""
+
+    def step(self, closure=None):
+        self.state["global"]["step"] = 1
+        return super().step(closure)
+
+
+def test_slots_that_are_no_parameters():
+    net = nn.Linear(5, 3)
+    trainer = lockstep.wrap(net, Counting(net.parameters(), lr=0.1), nn.CrossEntropyLoss(), devices=1, shards=4)
+    trainer.step((X, Y))
+    for use in (lambda: trainer.step((X, Y)), trainer.state, trainer.digest):
+        with pytest.raises(OptimizerError) as caught:
+            use()
+        assert str(caught.value) == (
+            "An optimizer keeps its slots by the model's parameters. Got slots for 'global', which would be in no "
+            "checkpoint. Keep numbers in a parameter group or in the optimizer's own attributes."
+        )

@@ -151,3 +151,85 @@ def test_a_run_taken_up_in_mid_epoch_ends_the_same(tmp_path, stop_at, devices):
     with wrapped(**options, devices=devices) as trainer:
         assert len(trainer.devices) == devices
         assert run(trainer, tmp_path / "stopped") == whole
+
+
+def turned(trainer):
+    """What a callback may do after some epochs."""
+    net = trainer.model
+    net[0].requires_grad_(True)
+    net[1].eval()
+    net[3].p = 0.5
+
+
+def frozen():
+    net = plain()
+    net[0].requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_was_turned_in_the_model_is_taken_up(tmp_path, devices):
+    one = wrapped(frozen)
+    fit(one)
+    turned(one)
+    one.save(tmp_path / "saved")
+    fit(one)
+    with wrapped(frozen, devices=devices) as two:
+        assert len(two.devices) == devices
+        two.step((x[:64], y[:64]))
+        two.restore(tmp_path / "saved")
+        net = two.model
+        assert (net[0].weight.requires_grad, net[1].training, net[3].p) == (True, False, 0.5)
+        fit(two)
+        assert two.digest() == one.digest()
+
+
+def test_a_model_in_evaluation_mode_stays_in_it(tmp_path):
+    trainer = wrapped()
+    trainer.save(tmp_path / "saved")
+    trainer.model.eval()
+    trainer.restore(tmp_path / "saved")
+    assert not any(module.training for module in trainer.model.modules())
+
+
+def test_a_checkpoint_that_tells_nothing_of_it(tmp_path):
+    """As those that were written before checkpoints did."""
+    trainer = wrapped(frozen)
+    saved = trainer._snapshot()
+    del saved.facts["attributes"]
+    turned(trainer)
+    trainer._restore(saved)
+    assert trainer.model[3].p == 0.5
+
+
+def test_a_value_in_the_place_of_something_else(tmp_path):
+    def rated(rate):
+        net = nn.Linear(64, 10)
+        net.rate = rate
+        return net
+
+    one, two = wrapped(lambda: rated(0.1)), wrapped(lambda: rated(float))
+    one.save(tmp_path / "saved")
+    before = two.digest()
+    with pytest.raises(StateError, match=r"^The checkpoint .*\. At '' it has rate=0\.1, the model a type\."):
+        two.restore(tmp_path / "saved")
+    assert two.digest() == before
+
+
+def test_a_module_that_is_no_longer_there(tmp_path):
+    one, two = (
+        wrapped(),
+        wrapped(lambda: nn.Sequential(*(part for part in plain() if not isinstance(part, nn.Dropout)))),
+    )
+    one.save(tmp_path / "saved")
+    with pytest.raises(StateError, match=r"^The checkpoint does not fit this model\. It has .* for a module '4'"):
+        two.restore(tmp_path / "saved")
+
+
+def test_a_state_that_does_not_fit_turns_nothing(tmp_path):
+    one = wrapped(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 10)))
+    two = wrapped(lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(64, 10, bias=False)))
+    one.save(tmp_path / "saved")
+    with pytest.raises(StateError, match="The state does not fit this model"):
+        two.restore(tmp_path / "saved")
+    assert two.model[0].p == 0.2

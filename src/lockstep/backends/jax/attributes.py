@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from lockstep.backends.jax import modes
-from lockstep.errors import ModelError
+from lockstep.errors import ModelError, StateError
 
 _ARRAYS = (jax.Array, np.ndarray)
 _PLAIN = (bool, int, float, str, type(None))
@@ -45,8 +45,13 @@ class Attributes:
         return self._text
 
     def write(self, text: str) -> None:
-        """Makes the numbers and words those of a text, which another process's modules gave."""
+        """Makes the numbers and words those of a text, which another process's modules or a checkpoint gave."""
         told, own = json.loads(text), json.loads(self.look())
+        if strangers := sorted(told.keys() - self._nodes.keys()):
+            raise StateError(
+                f"The checkpoint does not fit this model. It has {told[strangers[0]]!r} for a module {strangers[0]!r}, "
+                "the model no such module. Use the model it was saved with."
+            )
         for path in told.keys() | own.keys():
             node, theirs, ours = self._nodes[path], told.get(path, {}), own.get(path, {})
             for name in ours.keys() - theirs.keys():

@@ -192,6 +192,15 @@ class JaxBackend:
         """Writes them into the optimizer's state, on every device."""
         self._replicas.set_numbers(numbers)
 
+    def attributes(self) -> dict[str, Any]:
+        """The numbers and words in an nnx module."""
+        return {"model": self._replicas.model.controls()}
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Writes them into the module."""
+        if attributes["model"] is not None:
+            self._replicas.model.turn(attributes["model"])
+
     def controls(self) -> Any:
         """The optimizer's numbers, and the numbers and words in an nnx module."""
         return {"numbers": self.numbers(), "model": self._replicas.model.controls()}

@@ -159,6 +159,14 @@ class KerasOnTorch(TorchBackend):
         """Writes them into the optimizer."""
         self._slots.set_numbers(numbers)
 
+    def attributes(self) -> dict[str, Any]:
+        """What is frozen; of a layer's own numbers and words many are Keras's, such as its name."""
+        return {"trainable": self._compiled.trainable()}
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Writes them into the layers."""
+        self._compiled.set_trainable(attributes["trainable"])
+
     def controls(self) -> Any:
         """Torch's, the Keras optimizer's numbers, and what is frozen: a layer may compute otherwise then."""
         return {**super().controls(), "numbers": self.numbers(), "trainable": self._compiled.trainable()}

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.torch import generators, inputs, metrics, pickling, settings, sources
+from lockstep.backends.torch import generators, hooks, inputs, metrics, pickling, settings, sources
 from lockstep.backends.torch.nodes import Nearby, Vectors
 from lockstep.backends.torch.replica import Replica
 from lockstep.backends.torch.scaler import Scaler
 from lockstep.backends.torch.shards import Fields, Shards
+from lockstep.backends.torch.surroundings import Surroundings
 from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
@@ -37,6 +38,7 @@ class TorchBackend:
         self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
         chosen = resolve(recipe.metrics, metrics.named(loss))
         self._shards = Shards(self._replica, loss, chosen, self._options.precision)
+        self._surroundings = Surroundings(loss, recipe.model)
         self._scaler = Scaler(2.0**16) if self._options.precision == "fp16" else Scaler()
         self._last_scale = self._scaler.scale
         self._trained: dict[str, Tensor] = {}
@@ -84,6 +86,7 @@ class TorchBackend:
             finally:
                 statistics.restore()
                 self._shards.clear()
+                self._surroundings.look()
 
     def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
         """torch's own addition."""
@@ -145,7 +148,10 @@ class TorchBackend:
         copied = _writes_gradients(self._recipe.optimizer)
         for parameter, gradient in zip(used, gradients, strict=True):
             own = torch.view_as_complex(gradient) if parameter.is_complex() else gradient
-            parameter.grad = own.to(parameter.dtype, copy=copied)
+            if own.stride() == parameter.stride():
+                parameter.grad = own.to(parameter.dtype, copy=copied)
+            else:  # a fused optimizer walks the memory of both side by side
+                parameter.grad = torch.empty_like(parameter).copy_(own)
         self._recipe.optimizer.step()
         self._shards.clear()
 
@@ -195,6 +201,8 @@ class TorchBackend:
         finally:
             for module, training in zip(self._replica.modules, modes, strict=True):
                 module.training = training
+            self._replica.rest()
+            self._surroundings.look()
 
     # -- state
 
@@ -224,8 +232,18 @@ class TorchBackend:
         """Writes them into the parameter groups."""
         self._replica.set_numbers(numbers)
 
+    def attributes(self) -> dict[str, Any]:
+        """The frozen flags, and the modules' numbers and words."""
+        return self._replica.attributes()
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Writes them into the modules."""
+        self._replica.set_attributes(attributes)
+
     def controls(self) -> Any:
-        """What the script may turn between steps."""
+        """What the script may turn between steps; raises where the loss's surroundings have changed, which stay."""
+        if self._options.exact:
+            self._surroundings.check()
         return self._replica.controls()
 
     def turn(self, controls: Any) -> None:
@@ -256,6 +274,7 @@ class TorchBackend:
 
     def dump(self) -> bytes:
         """The recipe in one pickle, everything on the CPU."""
+        self._surroundings.note()
         return pickling.dump(self._recipe)
 
 
@@ -266,7 +285,7 @@ def _writes_gradients(optimizer: Any) -> bool:
     """
     own = type(optimizer).__module__.startswith("torch.optim")
     nesterov = any(group.get("nesterov") and group.get("foreach") is not False for group in optimizer.param_groups)
-    return not own or nesterov or bool(optimizer._optimizer_step_pre_hooks)
+    return not own or nesterov or hooks.writes_gradients(optimizer)
 
 
 def _plain(value: Any) -> Any:

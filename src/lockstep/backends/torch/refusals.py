@@ -1,9 +1,10 @@
 """Refusals: what cannot be trained in parallel as it is, with the line to change."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.errors import ModelError, OptimizerError
 
@@ -52,3 +53,24 @@ def check_optimizer(optimizer: Any, names: dict[int, str]) -> None:
             f"The optimizer holds the model's own parameters. Got {strangers} that the model does not have. "
             "Make the optimizer from this model: torch.optim.SGD(model.parameters(), lr=0.1)."
         )
+
+
+def check_apart(tensors: Mapping[str, Tensor]) -> None:
+    """Refuses tensors that share memory without being one object: in a pickle each has a memory of its own."""
+    found = {id(tensor): (name, tensor) for name, tensor in tensors.items() if tensor.numel()}
+    extents = [(tensor.device.index or 0, *_extent(tensor), name) for name, tensor in found.values()]
+    end, last = (-1, 0), ""
+    for device, start, stop, name in sorted(extents, key=lambda extent: extent[:2]):
+        if (device, start) < end:
+            raise ModelError(
+                f"A worker gets every tensor by itself. {last!r} and {name!r} share memory and are two objects, which "
+                "would be apart there. Make them one (b.weight = a.weight), make one a clone(), or use devices=1."
+            )
+        end, last = (device, stop), name
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The addresses from the first element to behind the last."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (steps + 1) * tensor.element_size()

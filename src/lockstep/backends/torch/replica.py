@@ -7,17 +7,17 @@ torch's version counters, and reaches every other replica before the next.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep.backends.base import Array, State
-from lockstep.backends.torch import buffers, settings
+from lockstep.backends.torch import arrays, buffers, hooks, settings
+from lockstep.backends.torch.attributes import Attributes, is_plain
+from lockstep.backends.torch.pickling import own_attributes
 from lockstep.backends.torch.refusals import check_model, check_optimizer
 from lockstep.errors import ModelError, OptimizerError, StateError
 
 CACHE_LINE = 64
-_PLAIN = {bool, int, float, str, type(None)}
 
 
 class Replica:
@@ -35,7 +35,7 @@ class Replica:
         self.modules = list(model.modules())
         self.buffers = buffers.of(model)
         self._criterion = loss if isinstance(loss, nn.Module) else nn.Module()
-        self._attributed = [*self.modules, *self._criterion.modules()]
+        self._attributes = Attributes(model, self._criterion)
         self._wrapped = self._identity()
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters.values())}
         self._seen: list[Any] = []
@@ -58,13 +58,24 @@ class Replica:
         slots: dict[str, Any] = self.optimizer.state.get(parameter, {})
         return slots
 
+    def _check_slots(self) -> None:
+        strangers = [key for key in self.optimizer.state if id(key) not in self._index]
+        if strangers:
+            found = f"a {type(strangers[0]).__name__}" if isinstance(strangers[0], Tensor) else repr(strangers[0])
+            raise OptimizerError(
+                f"An optimizer keeps its slots by the model's parameters. Got slots for {found}, which would be in no "
+                "checkpoint. Keep numbers in a parameter group or in the optimizer's own attributes."
+            )
+
     def trained(self) -> dict[str, Tensor]:
         """The parameters that the next update may change: held by the optimizer and not frozen."""
         if self._identity() != self._wrapped:
             raise ModelError(
-                "A model keeps the parameters it was wrapped with, and their types. Some were replaced since. "
-                "Call lockstep.wrap again after changing the model; load_state_dict works without assign=True."
+                "A model keeps the parameters it was wrapped with, their types and strides, and its modules. Some were "
+                "replaced since. Call lockstep.wrap again after changing the model, as by "
+                "to(memory_format=torch.channels_last); load_state_dict works without assign=True."
             )
+        self._check_slots()
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         if not held <= self._index.keys():
             raise OptimizerError(
@@ -89,11 +100,10 @@ class Replica:
         own = {**dict(self._criterion.named_parameters()), **dict(self._criterion.named_buffers())}
         return {f"loss.{name}": tensor for name, tensor in own.items()}
 
-    def _identity(self) -> list[tuple[int, torch.dtype]]:
-        own = [
-            parameter for module in self.modules for parameter in module._parameters.values() if parameter is not None
-        ]
-        return [(id(parameter), parameter.dtype) for parameter in own]
+    def _identity(self) -> list[Any]:
+        own = [each for module in self.modules for each in module._parameters.values() if each is not None]
+        parts = [(path, id(part)) for module in self.modules for path, part in module._modules.items()]
+        return [*parts, *((id(each), each.dtype, _strides(each)) for each in own)]
 
     # -- what the script may change
 
@@ -104,8 +114,13 @@ class Replica:
 
     def look(self) -> None:
         """Takes the state as it is now for seen, where somebody asks for that."""
+        self._attributes.look()
         if self._seen:
             self._seen = self._signature()
+
+    def rest(self) -> None:
+        """Takes what a pass without training has left in the modules for seen."""
+        self._attributes.look()
 
     def _signature(self) -> list[Any]:
         """Counters, addresses and sums of bytes, for batch norm, `.data` and numpy write behind the counters' back."""
@@ -128,18 +143,15 @@ class Replica:
                 for group in self.optimizer.param_groups
             ],
             "trained": [parameter.requires_grad for parameter in self.parameters.values()],
-            "attributes": [_plain_attributes(module) for module in self._attributed],
+            "attributes": self._attributes.read(),
             "switches": settings.switches(),
-            "hooks": _num_hooks(self.optimizer),
+            "optimizer": own_attributes(self.optimizer, is_plain),
+            "hooks": hooks.count(self.optimizer, self.parameters.values()),
         }
 
     def turn(self, controls: Mapping[str, Any]) -> None:
         """Takes over another process's controls."""
-        if controls["hooks"] != _num_hooks(self.optimizer):
-            raise OptimizerError(
-                "An optimizer's step hooks do not travel to the workers. Got an optimizer with hooks. "
-                "Do their work between the steps, or use devices=1."
-            )
+        hooks.check(hooks.count(self.optimizer, self.parameters.values()), controls["hooks"])
         parameters = list(self.parameters.values())
         self.optimizer.param_groups[:] = [
             {"params": [parameters[index] for index in group["params"]], **group["numbers"]}
@@ -147,8 +159,8 @@ class Replica:
         ]
         for parameter, trained in zip(parameters, controls["trained"], strict=True):
             parameter.requires_grad_(trained)
-        for module, attributes in zip(self._attributed, controls["attributes"], strict=True):
-            vars(module).update(attributes)
+        self._attributes.write(controls["attributes"], self.device)
+        vars(self.optimizer).update(controls["optimizer"])
         settings.flip(controls["switches"])
 
     def numbers(self) -> list[dict[str, Any]]:
@@ -173,17 +185,32 @@ class Replica:
                 else:
                     group[key] = value
 
+    def attributes(self) -> dict[str, Any]:
+        """What else a script may turn, by name: the frozen flags, and the modules' numbers and words."""
+        trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
+        own = own_attributes(self.optimizer, is_plain)
+        return {"trained": trained, "modules": self._attributes.saved(), "optimizer": own}
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Takes them over; a parameter of which nothing was saved stays as it is."""
+        self._attributes.restore(attributes["modules"])
+        for name, trained in attributes["trained"].items():
+            if name in self.parameters:
+                self.parameters[name].requires_grad_(trained)
+        vars(self.optimizer).update(attributes["optimizer"])
+
     # -- the state, by name
 
     def state(self) -> State:
         """Parameters, buffers and optimizer slots."""
-        state = {f"model.{name}": _array(parameter) for name, parameter in self.parameters.items()}
-        state |= {buffer.state_name: _array(buffer.tensor) for buffer in self.buffers}
-        state |= {name: _array(tensor) for name, tensor in self._loss.items()}
+        self._check_slots()
+        state = {f"model.{name}": arrays.array(parameter) for name, parameter in self.parameters.items()}
+        state |= {buffer.state_name: arrays.array(buffer.tensor) for buffer in self.buffers}
+        state |= {name: arrays.array(tensor) for name, tensor in self._loss.items()}
         for name, parameter in self.parameters.items():
             for key, value in self._slots(parameter).items():
                 if value is not None:
-                    state[f"optimizer.{name}.{key}"] = _array(value)
+                    state[f"optimizer.{name}.{key}"] = arrays.array(value)
         return state
 
     def load(self, state: Mapping[str, Array]) -> None:
@@ -191,23 +218,26 @@ class Replica:
         self._check(state)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(_tensor(state[f"model.{name}"]))
+                parameter.copy_(arrays.tensor(state[f"model.{name}"]))
             for buffer in self.buffers:
-                buffer.tensor.copy_(_tensor(state[buffer.state_name]))
+                buffer.tensor.copy_(arrays.tensor(state[buffer.state_name]))
             for name, tensor in self._loss.items():
-                tensor.copy_(_tensor(state[name]))
+                tensor.copy_(arrays.tensor(state[name]))
         self.optimizer.state.clear()
         for name, parameter in self.parameters.items():
             prefix = f"optimizer.{name}."
             slots = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
             slots = {key: value for key, value in slots.items() if f"{name}.{key}".rpartition(".")[0] == name}
             if slots:
-                self.optimizer.state[parameter] = {key: self._slot(value) for key, value in slots.items()}
+                self.optimizer.state[parameter] = {key: self._slot(value, parameter) for key, value in slots.items()}
 
-    def _slot(self, value: Array) -> Any:
+    def _slot(self, value: Array, parameter: Tensor) -> Any:
+        """A slot of the parameter's shape lies in memory as the parameter does, as the optimizer itself makes it."""
         if value.dtype == "python":
             return value.data.item()
-        tensor = _tensor(value)
+        tensor = arrays.tensor(value)
+        if tensor.shape == parameter.shape and tensor.stride() != parameter.stride():
+            return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
         return tensor.to(self.device) if tensor.dim() else tensor
 
     def _check(self, state: Mapping[str, Array]) -> None:
@@ -245,31 +275,13 @@ def _short(name: str) -> str:
     return name.partition(".")[2]
 
 
+def _strides(tensor: Tensor) -> list[int]:
+    """Those that tell where elements lie; along an axis of one there is no next."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) else value
-
-
-def _num_hooks(optimizer: Any) -> int:
-    return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
-
-
-def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """A module's numbers and words: its mode, a dropout's `p`, a batch norm's `momentum`."""
-    return {name: value for name, value in vars(module).items() if type(value) in _PLAIN}
-
-
-def _array(value: Any) -> Array:
-    """A tensor's bytes as numpy holds them; a plain number keeps its being one."""
-    if isinstance(value, bool | int | float):
-        return Array(np.asarray(value), "python")
-    if not isinstance(value, Tensor):
-        raise OptimizerError(
-            f"An optimizer's slots are tensors and numbers. Got a {type(value).__name__}. Use another optimizer."
-        )
-    value = value.detach().cpu().contiguous()
-    if value.dtype in (torch.bfloat16,):
-        return Array(value.view(torch.int16).numpy().copy(), "bfloat16")
-    return Array(value.numpy().copy(), str(value.dtype).removeprefix("torch."))
 
 
 def _checksum(tensor: Tensor) -> int:
@@ -278,8 +290,3 @@ def _checksum(tensor: Tensor) -> int:
         return 0
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     return int((flat.view(torch.int64) if not len(flat) % 8 else flat).sum())
-
-
-def _tensor(array: Array) -> Tensor:
-    tensor = torch.tensor(array.data)
-    return tensor.view(torch.bfloat16) if array.dtype == "bfloat16" else tensor
