@@ -177,3 +177,23 @@ def test_defaults_and_what_decay_leaves_alone_and_the_step_of_a_schedule_reach_a
             return [*result, trainer.step((X, Y))["loss"], trainer.digest()]
 
     assert found(2) == found(1)
+
+
+def test_a_checkpoint_holds_which_layers_are_frozen(tmp_path):
+    def normed():
+        keras.utils.set_random_seed(4)
+        middle = [keras.layers.Dense(8), keras.layers.BatchNormalization()]
+        model = keras.Sequential([keras.Input((6,)), *middle, keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return lockstep.wrap(model, devices=1, shards=4, threads=1)
+
+    batch = np.linspace(-1, 1, 96, dtype="float32").reshape(16, 6), np.arange(16) % 3
+    one, two = normed(), normed()
+    one.step(batch)
+    one.model.layers[0].trainable = one.model.layers[1].trainable = False
+    one.save(tmp_path / "saved")
+    one.step(batch)
+    two.restore(tmp_path / "saved")
+    assert [layer.trainable for layer in two.model.layers] == [False, False, True]
+    two.step(batch)
+    assert two.digest() == one.digest()
