@@ -189,6 +189,7 @@ class TorchBackend:
         """Evaluation mode without gradients; each module's own mode comes back afterwards."""
         modes = [module.training for module in self._replica.modules]
         self._replica.model.eval()
+        self._shards.statistics.keep()
         try:
             with generators.borrowed(self._device), torch.no_grad():
                 yield

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.backends.base import Node, Work
 from lockstep.backends.torch import generators, losses, metrics, settings
-from lockstep.backends.torch.buffers import Statistics
+from lockstep.backends.torch.buffers import Statistics, of_loss, writes
 from lockstep.backends.torch.inputs import call, put
 from lockstep.backends.torch.losses import Share, Term
 from lockstep.backends.torch.replica import Replica
@@ -63,7 +63,8 @@ class Shards:
         self._metrics = chosen
         self._precision = precision
         self._own_metrics = isinstance(loss, Objective)
-        self.statistics = Statistics(replica.buffers)
+        own = filter(writes, loss.modules()) if isinstance(loss, nn.Module) else ()
+        self.statistics = Statistics([*replica.buffers, *of_loss(loss)], [*replica.modules, *own])
         self.columns: list[Column] = []
         self.begun = False  # whether a shard of this command has named its values
 
@@ -99,13 +100,22 @@ class Shards:
 
     def sums(self, work: Work, shard: int, piece: Any) -> Tensor:
         """The sums of one shard, without training."""
-        term, share = self._forward(work, shard, piece, alone=False)
-        return torch.tensor(self._measure(term, share), dtype=torch.float64)
+        with self._unseen():
+            term, share = self._forward(work, shard, piece, alone=False)
+            return torch.tensor(self._measure(term, share), dtype=torch.float64)
 
     def outputs(self, work: Work, shard: int, piece: Any) -> Any:
         """The model's outputs for one shard's inputs."""
-        with self._alone(work, shard):
+        with self._unseen(), self._alone(work, shard):
             return call(self._replica.model, put(piece, self._replica.device))
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Afterwards the buffers are as they were kept, for a module may count its calls in evaluation too."""
+        try:
+            yield
+        finally:
+            self.statistics.restore()
 
     def clear(self) -> None:
         """Forgets gradients, as `zero_grad` does, also those of parameters that the optimizer does not hold."""
