@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lockstep
-from lockstep.errors import ModelError
+from lockstep.errors import ExactError, ModelError
 
 X = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(16) % 3
@@ -139,3 +139,76 @@ def test_the_constants_of_torchs_own_losses_may_be_replaced():
         loss.weight = torch.tensor([1.0, 2.0, 3.0])
         expected = loss(trainer.model(X), Y).item()
         assert trainer.step((X, Y))["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+class Plain(nn.Linear):
+    """Does something to its plain attributes in the forward pass."""
+
+    def __init__(self, change):
+        super().__init__(5, 3)
+        self.calls, self.word, self.last = 0, "cold", None
+        self.change = change
+
+    def forward(self, x):
+        self.change(self, x)
+        return super().forward(x) * (1 + self.calls)
+
+
+def counts(net, x):
+    net.calls += 1
+
+
+def settles(net, x):
+    net.word = "warm"
+
+
+@pytest.mark.parametrize(("change", "said"), [(counts, "'calls' of Plain was 0 and is 4"), (settles, "'word' of Plain")])
+def test_a_plain_attribute_that_a_forward_pass_changes_is_refused(change, said):
+    net = Plain(change)
+    with wrapped(net) as trainer:
+        before = trainer.digest()
+        with pytest.raises(ExactError) as caught:
+            trainer.step((X, Y))
+        assert str(caught.value).startswith(
+            f"A forward pass leaves the numbers and words of its modules as they are. {said}"
+        )
+        assert str(caught.value).endswith("torch.tensor(0)); or use lockstep.wrap(..., exact=False).")
+        assert trainer.digest() == before
+        assert (net.calls, net.word) == (0, "cold")
+    with wrapped(Plain(change), exact=False) as trainer:
+        trainer.step((X, Y))
+
+
+def test_a_plain_attribute_of_a_loss_is_refused_too():
+    class Annealed(nn.CrossEntropyLoss):
+        calls = 0
+
+        def forward(self, outputs, targets):
+            self.calls += 1
+            return super().forward(outputs, targets) / self.calls
+
+    with wrapped(nn.Linear(5, 3), Annealed()) as trainer:
+        trainer.step((X, Y))  # there was none of its own
+        with pytest.raises(ExactError, match=r"'calls' of Annealed was 4 and is 8"):
+            trainer.step((X, Y))
+
+
+def test_a_mode_and_a_first_value_may_be_set_in_a_forward_pass():
+    def sets(net, x):
+        net.last = x.shape[1]
+        net.size = x.shape[1]
+        net.eval()
+
+    with wrapped(Plain(sets)) as trainer:
+        for _ in range(2):
+            trainer.step((X, Y))
+        assert (trainer.model.last, trainer.model.size) == (5, 5)
+
+
+def test_the_script_may_change_a_plain_attribute_between_steps():
+    net = Plain(lambda net, x: None)
+    with wrapped(net) as trainer:
+        trainer.step((X, Y))
+        net.calls = 3
+        trainer.step((X, Y))
+        assert net.calls == 3

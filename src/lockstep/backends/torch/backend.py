@@ -36,7 +36,7 @@ class TorchBackend:
         loss = recipe.loss.to(self._device) if isinstance(recipe.loss, torch.nn.Module) else recipe.loss
         self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
         chosen = resolve(recipe.metrics, metrics.named(loss))
-        self._shards = Shards(self._replica, loss, chosen, self._options.precision)
+        self._shards = Shards(self._replica, loss, chosen, self._options)
         self._scaler = Scaler(2.0**16) if self._options.precision == "fp16" else Scaler()
         self._last_scale = self._scaler.scale
         self._trained: dict[str, Tensor] = {}

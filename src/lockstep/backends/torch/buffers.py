@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from lockstep.errors import ModelError
 
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 class Buffer(NamedTuple):
     """A buffer's place in the model; a module may put a new tensor there."""
@@ -60,13 +62,17 @@ def differing(ones: list[Tensor], others: list[Tensor]) -> list[bool]:
 
     Version counters do not tell: torch's batch norm writes its statistics behind their back.
     """
-    flags = [(_raw(one) != _raw(other)).any() for one, other in zip(ones, others, strict=True)]
+    pairs = [(_raw(one), _raw(other)) for one, other in zip(ones, others, strict=True)]
+    if all(one.device.type == "cpu" for one, _ in pairs):
+        return [not torch.equal(one, other) for one, other in pairs]
+    flags = [(one != other).any() for one, other in pairs]
     found: list[bool] = torch.stack(flags).tolist() if flags else []
     return found
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    """The same memory as whole numbers, of which equal ones have equal bytes."""
+    return tensor.detach().view(_WHOLE[tensor.itemsize]) if tensor.is_floating_point() else tensor
 
 
 class Statistics:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.backends.base import Node, Work
 from lockstep.backends.torch import generators, losses, metrics, settings
+from lockstep.backends.torch.attributes import Attributes
 from lockstep.backends.torch.buffers import Statistics, of_loss, writes
 from lockstep.backends.torch.inputs import call, put
 from lockstep.backends.torch.losses import Share, Term
@@ -24,6 +25,7 @@ from lockstep.core.batches import count
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, Column, Metric, Sums, ratio
 from lockstep.core.objective import Objective
+from lockstep.core.options import Options
 from lockstep.errors import BatchError, ExactError, ModelError, NonFiniteError
 
 CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusion matrix of 32 classes
@@ -57,14 +59,15 @@ class Fields:
 class Shards:
     """Computes the shards of one replica."""
 
-    def __init__(self, replica: Replica, loss: Any, chosen: list[Metric], precision: str | None) -> None:
+    def __init__(self, replica: Replica, loss: Any, chosen: list[Metric], options: Options) -> None:
         self._replica = replica
         self._term = losses.of(loss)
         self._metrics = chosen
-        self._precision = precision
+        self._precision = options.precision
         self._own_metrics = isinstance(loss, Objective)
-        own = filter(writes, loss.modules()) if isinstance(loss, nn.Module) else ()
-        self.statistics = Statistics([*replica.buffers, *of_loss(loss)], [*replica.modules, *own])
+        own = list(loss.modules()) if isinstance(loss, nn.Module) else []
+        self.statistics = Statistics([*replica.buffers, *of_loss(loss)], [*replica.modules, *filter(writes, own)])
+        self._attributes = Attributes([*replica.modules, *own] if options.exact else [])
         self.columns: list[Column] = []
         self.begun = False  # whether a shard of this command has named its values
 
@@ -84,6 +87,8 @@ class Shards:
 
     def leaf(self, work: Work, shard: int, piece: Any, trained: list[Tensor], fields: Fields, scale: float) -> None:
         """Writes the leaf of one shard."""
+        if not self.begun:
+            self._attributes.keep()
         term, share = self._forward(work, shard, piece, alone=work.num_shards == 1)
         values = self._measure(term, share)
         if not math.isfinite(values[0]):
@@ -95,6 +100,8 @@ class Shards:
         there = _copy_gradients(trained, fields.gradients, term.share)
         weight = None if share.alone else share.examples / share.total
         there += self.statistics.collect(fields.buffers, weight, first=shard == 0)
+        if shard == max(work.shards):
+            self._attributes.check()
         fields.there.copy_(torch.tensor(there))
         fields.sums.copy_(_padded(values, len(fields.sums) - 2, [float(self._checksum()), 1.0]))
 
