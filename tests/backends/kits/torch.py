@@ -635,6 +635,32 @@ forms = [
         ["accuracy"],
         lambda net, x, y: {"accuracy": ((net(x) > 0) == (y > 0.5)).double().mean()},
     ),
+    form(
+        "accuracy of many flags",
+        (X, FLAGS),
+        nn.BCEWithLogitsLoss(),
+        lambda net, x, y: F.binary_cross_entropy_with_logits(net(x), y),
+        metrics=["accuracy"],
+        measured=lambda net, x, y: {"accuracy": ((net(x) > 0) == (y > 0.5)).double().mean()},
+    ),
+    form(
+        "accuracy of odds for many flags",
+        (X, FLAGS),
+        F.binary_cross_entropy,
+        lambda net, x, y: F.binary_cross_entropy(net(x), y),
+        lambda: nn.Sequential(mlp(), nn.Sigmoid()),
+        ["accuracy"],
+        lambda net, x, y: {"accuracy": ((net(x) > 0.5) == (y > 0.5)).double().mean()},
+    ),
+    form(
+        "accuracy of a column and plain flags",
+        (X, FLAGS[:, 0]),
+        lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y),
+        lambda net, x, y: F.binary_cross_entropy_with_logits(net(x)[:, 0], y),
+        narrow,
+        ["accuracy"],
+        lambda net, x, y: {"accuracy": ((net(x)[:, 0] > 0) == (y > 0.5)).double().mean()},
+    ),
     *(
         form(
             f"accuracy of odds for flags, {name}",
