@@ -167,7 +167,7 @@ def odds():
 def tensors(batch):
     if isinstance(batch, dict):
         return {key: tensors(value) for key, value in batch.items()}
-    return tuple(map(tensors, batch)) if isinstance(batch, tuple) else torch.tensor(batch)
+    return tuple(map(tensors, batch)) if isinstance(batch, tuple) else torch.tensor(np.asarray(batch))
 
 
 def lines(loss, measured=lambda net, *batch: {}):
@@ -477,6 +477,25 @@ forms = [
         (X, VALUES, EXAMPLE_WEIGHTS),
         per_example,
         lambda net, x, y, w: mean(((net(x) - y) ** 4).mean(1), w),
+    ),
+    form(
+        "divergence with example weights",
+        (X, ODDS, EXAMPLE_WEIGHTS),
+        nn.KLDivLoss(reduction="batchmean"),
+        lambda net, x, y, w: mean((y * (y.log() - net(x))).sum(1), w),
+        odds,
+    ),
+    form(
+        "example weights in a list",
+        (X, LABELS, EXAMPLE_WEIGHTS.tolist()),
+        nn.CrossEntropyLoss(),
+        lambda net, x, y, w: mean(entropies(net, x, y), w),
+    ),
+    form(
+        "class weights and labels of 8 bits",
+        (X, GAPPED.astype("uint8")),
+        nn.CrossEntropyLoss(HEAVY, ignore_index=IGNORED),
+        lambda net, x, y: F.cross_entropy(net(x), y.long(), HEAVY, ignore_index=IGNORED),
     ),
     # Sums.
     form("sum", XY, nn.CrossEntropyLoss(reduction="sum"), lambda net, x, y: entropies(net, x, y).sum()),

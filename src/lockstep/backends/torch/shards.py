@@ -234,7 +234,7 @@ def _explained(work: Work, shard: int) -> Iterator[None]:
                 f"has too few examples: {work.num_examples} in {work.num_shards} shards. "
                 "Use fewer shards, a larger batch, or leave the short last batch out."
             ) from error
-        if "deterministic" in text:
+        if "use_deterministic_algorithms(" in text:
             raise ExactError(
                 "Equal bits need deterministic operations. "
                 f"Got one that has no such form: {text.partition(' does not')[0]}. "
