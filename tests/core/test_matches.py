@@ -39,6 +39,6 @@ def test_shapes_that_do_not_match(outputs, targets, options):
     axis = options.get("axis", max(len(outputs) - 1, 0))
     assert str(caught.value) == (
         f"top5 compares outputs with a label for each row of classes (on axis {axis}), or with targets of the same "
-        f"shape. Got outputs of shape {outputs} and targets of {targets}. Reshape one of them, or give a metric of your "
-        "own: a function of (outputs, targets)."
+        f"shape. Got outputs of shape {outputs} and targets of {targets}. Reshape one of them, or give a metric of "
+        "your own: a function of (outputs, targets)."
     )

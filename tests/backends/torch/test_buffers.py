@@ -162,7 +162,9 @@ def settles(net, x):
     net.word = "warm"
 
 
-@pytest.mark.parametrize(("change", "said"), [(counts, "'calls' of Plain was 0 and is 4"), (settles, "'word' of Plain")])
+@pytest.mark.parametrize(
+    ("change", "said"), [(counts, "'calls' of Plain was 0 and is 4"), (settles, "'word' of Plain")]
+)
 def test_a_plain_attribute_that_a_forward_pass_changes_is_refused(change, said):
     net = Plain(change)
     with wrapped(net) as trainer:

@@ -128,7 +128,8 @@ class Statistics:
             if tensor is None or (tensor.shape, tensor.dtype) != (before.shape, before.dtype):
                 raise ModelError(
                     f"A buffer keeps its shape and type. {buffer.name!r} was {_form(before)} before a shard and is "
-                    f"{_form(tensor)} after it. Make it before lockstep.wrap, at its full size, and write to it in place."
+                    f"{_form(tensor)} after it. Make it before lockstep.wrap, at its full size, and write to it in "
+                    "place."
                 )
 
     def restore(self) -> list[bool]:

@@ -168,9 +168,7 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
     return mean(value.mean() if value.ndim else value, share, **rest)
 
 
-def _weighted(
-    criterion: Any, outputs: Any, targets: Any, weights: Any, share: Share, rest: Mapping[str, Any]
-) -> Term:
+def _weighted(criterion: Any, outputs: Any, targets: Any, weights: Any, share: Share, rest: Mapping[str, Any]) -> Term:
     """The mean with a weight for each example: the weighted sum over the sum of the weights."""
     if isinstance(weights, list) and all(isinstance(weight, int | float) for weight in weights):
         weights = torch.tensor(weights, dtype=torch.float64, device=getattr(outputs, "device", None))
