@@ -175,6 +175,9 @@ def test_a_plain_attribute_that_a_forward_pass_changes_is_refused(change, said):
             f"A forward pass leaves the numbers and words of its modules as they are. {said}"
         )
         assert str(caught.value).endswith("torch.tensor(0)); or use lockstep.wrap(..., exact=False).")
+        for use in (trainer.evaluate, trainer.predict):
+            with pytest.raises(ExactError, match=r"^A forward pass leaves the numbers and words"):
+                use((X, Y) if use == trainer.evaluate else X)
         assert trainer.digest() == before
         assert (net.calls, net.word) == (0, "cold")
     with wrapped(Plain(change), exact=False) as trainer:

@@ -119,8 +119,10 @@ class Shards:
     @contextmanager
     def _unseen(self) -> Iterator[None]:
         """Afterwards the buffers are as they were kept, for a module may count its calls in evaluation too."""
+        self._attributes.keep()
         try:
             yield
+            self._attributes.check()
         finally:
             self.statistics.restore()
 
