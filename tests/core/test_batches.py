@@ -86,6 +86,29 @@ def test_a_list_of_arrays_at_the_top_is_a_tuple(value, expected):
     np.testing.assert_equal(found, expected)
 
 
+FIVE = [np.zeros((2, 4))] * 5  # an entry for each of five examples
+SIZES = [np.zeros((size, 4)) for size in (3, 1, 2)]  # and for each of three, of any length
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ([FIVE, np.zeros(5)], (list, np.ndarray)),
+        ((FIVE, np.zeros(5)), (list, np.ndarray)),
+        ([FIVE, ["a"] * 5], (list, list)),
+        ([FIVE, [{"boxes": np.zeros((3, 4))}] * 5], (list, list)),
+        ([SIZES, SIZES], (list, list)),  # nothing beside, and no length that all have
+        ([[np.zeros(4), np.ones(4)], np.zeros(4)], (tuple, np.ndarray)),
+        ([[np.zeros(4), np.ones(4)], [np.zeros(4)]], (tuple, tuple)),
+        ([[np.zeros(2), np.ones(2)], np.zeros(2)], (tuple, np.ndarray)),  # both ways: as in the batches before a tail
+    ],
+)
+def test_a_list_of_examples_inside_stays_one(batch, expected):
+    found = batches.top(batch)
+    assert tuple(map(type, found)) == expected
+    assert [len(part) for part in found] == [len(part) for part in batch]
+
+
 @pytest.mark.parametrize(
     ("where", "expected"),
     [

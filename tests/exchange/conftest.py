@@ -49,7 +49,10 @@ def members(resources, region, barriers):
         for index, (backend, barrier) in enumerate(zip(backends, barriers(len(backends)), strict=True)):
             own = Region(os.dup(region.descriptor))
             resources.callback(own.close)
-            result.append(Member(backend, SharedExchange(backend, own, barrier, plan, index), nullcontext, lambda: 0.0))
+            exchange = SharedExchange(backend, own, barrier, plan, index)
+            result.append(
+                Member(backend, exchange, nullcontext, lambda: 0.0, turn=nullcontext())
+            )  # they wait for each other
         return result
 
     return make

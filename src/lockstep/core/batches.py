@@ -83,19 +83,46 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 
 def top(batch: Any) -> Any:
-    """The batch with lists of arrays, as loaders make them, turned into tuples.
+    """The batch with lists, as loaders make them, turned into tuples.
+
+    A list of arrays stays one where they are examples: they have other lengths than the arrays and lists beside it,
+    or than one another.
 
     >>> top([[np.zeros(2), np.ones(2)], ["a", "b"]])
     ((array([0., 0.]), array([1., 1.])), ['a', 'b'])
+    >>> top([[np.zeros(3), np.ones(3)], np.array([0, 1])])
+    ([array([0., 0., 0.]), array([1., 1., 1.])], array([0, 1]))
     """
+    found = _opened(batch, inner=False)
+    lists, lengths, shown = _told(found)
+    return _opened(batch, inner=True) if lists and len(lengths) == 1 and shown in (set(), lengths) else found
+
+
+def _opened(batch: Any, inner: bool, outer: bool = True) -> Any:
+    """The batch with lists turned into tuples; lists of arrays only outside of all others, or where `inner` says so."""
     if isinstance(batch, list):
-        values = [top(value) for value in batch]
-        return tuple(values) if any(is_array(value) or isinstance(value, tuple) for value in values) else batch
+        if is_list_of_arrays(batch) and not (inner or outer):
+            return batch
+        values = [_opened(value, inner, outer=False) for value in batch]
+        return tuple(values) if any(isinstance(each, tuple) or _is_cut(each) for each in values) else batch
     if isinstance(batch, Mapping):
-        return {key: top(value) for key, value in batch.items()}
+        return {key: _opened(value, inner, outer=False) for key, value in batch.items()}
     if isinstance(batch, tuple) and not hasattr(batch, "_fields"):
-        return tuple(top(value) for value in batch)
+        return tuple(_opened(value, inner, outer=False) for value in batch)
     return batch
+
+
+def _is_cut(value: Any) -> bool:
+    return is_array(value) or is_list_of_arrays(value)
+
+
+def _told(batch: Any) -> tuple[list[Any], set[int], set[int]]:
+    """The lists of arrays, the lengths of their arrays, and the lengths of what stands beside the lists."""
+    lists = [value for value in leaves(batch) if is_list_of_arrays(value)]
+    lengths = {int(each.shape[0]) for value in lists for each in value}
+    beside = [value for value in leaves(batch) if not any(value is each for each in lists)]
+    shown = {len(value) if isinstance(value, list) else int(value.shape[0]) for value in beside if _counts(value)}
+    return lists, lengths, shown
 
 
 def several(batch: Any, always: bool = False) -> Any:
@@ -109,10 +136,7 @@ def several(batch: Any, always: bool = False) -> Any:
     >>> several(([np.zeros(3), np.ones(3)], np.ones(2)))[0]
     [array([0., 0., 0.]), array([1., 1., 1.])]
     """
-    lists = [value for value in leaves(batch) if is_list_of_arrays(value)]
-    lengths = {int(each.shape[0]) for value in lists for each in value}
-    beside = [value for value in leaves(batch) if not any(value is each for each in lists)]
-    shown = {len(value) if isinstance(value, list) else int(value.shape[0]) for value in beside if _counts(value)}
+    lists, lengths, shown = _told(batch)
     told = shown == lengths and len(lengths) == 1 and not any(len(value) in lengths for value in lists)
     if not lists or not (always or told):
         return batch

@@ -4,6 +4,7 @@ Every process runs this same code over its own shards. What it computes follows
 from the shards; the exchange only brings the partial sums together.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 
 
 Read = Callable[[Sequence[Rows]], Sequence[Any]]
+TURN = threading.RLock()  # a framework's generators and switches belong to the process: one trainer computes at a time
 
 
 class Member:
     """This process's part in the world: its replicas, and the exchange with the others, which may be replaced.
 
-    `read` gives the examples of rows; without it, batches arrive whole.
+    `read` gives the examples of rows; without it, batches arrive whole. `turn` is held while it computes, never while
+    it reads: whoever makes the examples may be waiting for it.
     """
 
     def __init__(
@@ -36,12 +39,14 @@ class Member:
         uninterrupted: Callable[[], AbstractContextManager[Any]],
         clock: Callable[[], float],
         read: Read | None = None,
+        turn: AbstractContextManager[Any] = TURN,
     ) -> None:
         self.backend = backend
         self.exchange = exchange
         self.laps = Laps(clock)
         self._uninterrupted = uninterrupted
         self._read = read
+        self._turn = turn
         self.total: Node = {}
         self.committed = False  # whether the last step was
 
@@ -59,6 +64,14 @@ class Member:
         try:
             work = self._filled(work)
             self.laps.lap("input")
+        except BaseException:
+            self.exchange.fail()
+            raise
+        with self._turn:
+            return self._made(work)
+
+    def _made(self, work: "Work") -> Sums:
+        try:
             with self.backend.computing(work):
                 total, sums = self._reduced(work)
         except PeerFailed:
@@ -104,13 +117,13 @@ class Member:
     def evaluate(self, work: "Work") -> dict[int, Sums]:
         """The sums of this process's shards, without training."""
         work = self._filled(work)
-        with self.backend.computing(work):
+        with self._turn, self.backend.computing(work):
             return dict(self.backend.evaluate(work))
 
     def forward(self, work: "Work") -> dict[int, Any]:
         """The outputs of this process's shards, without training."""
         work = self._filled(work)
-        with self.backend.computing(work):
+        with self._turn, self.backend.computing(work):
             return dict(self.backend.forward(work))
 
     def digests(self, work: "Work") -> dict[int, dict[str, str]]:

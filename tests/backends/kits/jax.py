@@ -560,6 +560,23 @@ forms = [
         ["accuracy"],
         lambda net, x, y: {"accuracy": share((net(x) > 0) == (y > 0.5))},
     ),
+    form(
+        "accuracy of many flags",
+        (X, FLAGS),
+        optax.sigmoid_binary_cross_entropy,
+        lambda net, x, y: optax.sigmoid_binary_cross_entropy(net(x), y).mean(),
+        metrics=["accuracy"],
+        measured=lambda net, x, y: {"accuracy": share((net(x) > 0) == (y > 0.5))},
+    ),
+    form(
+        "accuracy of a column and plain flags",
+        (X, FLAGS[:, 0]),
+        lambda out, y: optax.sigmoid_binary_cross_entropy(out[:, 0], y),
+        lambda net, x, y: optax.sigmoid_binary_cross_entropy(net(x)[:, 0], y).mean(),
+        narrow,
+        ["accuracy"],
+        lambda net, x, y: {"accuracy": share((net(x)[:, 0] > 0) == (y > 0.5))},
+    ),
 ]
 
 

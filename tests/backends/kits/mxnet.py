@@ -510,6 +510,23 @@ forms = [
         lambda net, x, y: {"accuracy": (net(x) > 0) == (y > 0.5)},
     ),
     form(
+        "accuracy of many flags",
+        (X, FLAGS),
+        gluon.loss.SigmoidBCELoss(),
+        gluon_loss(gluon.loss.SigmoidBCELoss),
+        metrics=["accuracy"],
+        measured=lambda net, x, y: {"accuracy": (net(x) > 0) == (y > 0.5)},
+    ),
+    form(
+        "accuracy of a column and plain flags",
+        (X, FLAGS[:, 0]),
+        gluon.loss.SigmoidBCELoss(),
+        gluon_loss(gluon.loss.SigmoidBCELoss),
+        narrow,
+        ["accuracy"],
+        lambda net, x, y: {"accuracy": (net(x) > 0).squeeze(axis=1) == (y > 0.5)},
+    ),
+    form(
         "a metric in a list",
         (X[:16], LABELS[:16]),  # two examples in a shard: a list of two is no (sum, weight)
         SOFTMAX(),

@@ -133,6 +133,7 @@ def values_by_hand(net, x, y):
     return {"mse": (error**2).mean(), "mae": abs(error).mean(), "rmse": (error**2).mean() ** 0.5}
 
 
+FLAGS = (VALUES > 0).astype(float)
 METRICS_OF_CLASSES = {
     "accuracy": "accuracy",
     "top5": "top5",
@@ -292,6 +293,14 @@ forms = [
         lambda net, x, y: tf.nn.softmax_cross_entropy_with_logits(y, net(x)),
         ["accuracy", "top5"],
         lambda net, x, y: {name: classes_by_hand(net, x, y.argmax(1))[name] for name in ("accuracy", "top5")},
+    ),
+    form(
+        "accuracy of many flags",
+        (X, FLAGS),
+        tf.keras.losses.BinaryCrossentropy(from_logits=True, dtype="float64"),
+        lambda net, x, y: tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(y, net(x)), -1),
+        ["accuracy"],
+        lambda net, x, y: {"accuracy": ((net(x).numpy() > 0) == (y > 0.5)).mean()},
     ),
     form("metrics of values", (X, VALUES), "mse", squares, METRICS_OF_VALUES, values_by_hand),
 ]

@@ -167,7 +167,7 @@ def odds():
 def tensors(batch):
     if isinstance(batch, dict):
         return {key: tensors(value) for key, value in batch.items()}
-    return tuple(map(tensors, batch)) if isinstance(batch, tuple) else torch.tensor(batch)
+    return tuple(map(tensors, batch)) if isinstance(batch, tuple) else torch.tensor(np.asarray(batch))
 
 
 def lines(loss, measured=lambda net, *batch: {}):
@@ -478,6 +478,25 @@ forms = [
         per_example,
         lambda net, x, y, w: mean(((net(x) - y) ** 4).mean(1), w),
     ),
+    form(
+        "divergence with example weights",
+        (X, ODDS, EXAMPLE_WEIGHTS),
+        nn.KLDivLoss(reduction="batchmean"),
+        lambda net, x, y, w: mean((y * (y.log() - net(x))).sum(1), w),
+        odds,
+    ),
+    form(
+        "example weights in a list",
+        (X, LABELS, EXAMPLE_WEIGHTS.tolist()),
+        nn.CrossEntropyLoss(),
+        lambda net, x, y, w: mean(entropies(net, x, y), w),
+    ),
+    form(
+        "class weights and labels of 8 bits",
+        (X, GAPPED.astype("uint8")),
+        nn.CrossEntropyLoss(HEAVY, ignore_index=IGNORED),
+        lambda net, x, y: F.cross_entropy(net(x), y.long(), HEAVY, ignore_index=IGNORED),
+    ),
     # Sums.
     form("sum", XY, nn.CrossEntropyLoss(reduction="sum"), lambda net, x, y: entropies(net, x, y).sum()),
     form(
@@ -634,6 +653,32 @@ forms = [
         narrow,
         ["accuracy"],
         lambda net, x, y: {"accuracy": ((net(x) > 0) == (y > 0.5)).double().mean()},
+    ),
+    form(
+        "accuracy of many flags",
+        (X, FLAGS),
+        nn.BCEWithLogitsLoss(),
+        lambda net, x, y: F.binary_cross_entropy_with_logits(net(x), y),
+        metrics=["accuracy"],
+        measured=lambda net, x, y: {"accuracy": ((net(x) > 0) == (y > 0.5)).double().mean()},
+    ),
+    form(
+        "accuracy of odds for many flags",
+        (X, FLAGS),
+        F.binary_cross_entropy,
+        lambda net, x, y: F.binary_cross_entropy(net(x), y),
+        lambda: nn.Sequential(mlp(), nn.Sigmoid()),
+        ["accuracy"],
+        lambda net, x, y: {"accuracy": ((net(x) > 0.5) == (y > 0.5)).double().mean()},
+    ),
+    form(
+        "accuracy of a column and plain flags",
+        (X, FLAGS[:, 0]),
+        lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y),
+        lambda net, x, y: F.binary_cross_entropy_with_logits(net(x)[:, 0], y),
+        narrow,
+        ["accuracy"],
+        lambda net, x, y: {"accuracy": ((net(x)[:, 0] > 0) == (y > 0.5)).double().mean()},
     ),
     *(
         form(

@@ -2,7 +2,9 @@
 
 import copy
 import random
+import threading
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -247,3 +249,31 @@ def test_outputs_that_have_no_rows(form, said):
                 use(X)
             assert str(caught.value).startswith("A model's outputs are arrays, or tuples, lists and dicts of them")
             assert said in str(caught.value)
+
+
+def digest_of(net, num_devices, start=lambda: None):
+    """What four epochs make of a net with dropout, evaluated inside of its fit."""
+
+    class Evaluating(lockstep.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.trainer.evaluate((X, Y))
+
+    with lockstep.wrap(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), nn.CrossEntropyLoss(), devices=num_devices, shards=4, threads=1
+    ) as trainer:
+        start()
+        trainer.fit((X, Y), epochs=8, batch_size=12, callbacks=[Evaluating()], validation_data=(X, Y), verbose=0)
+        return trainer.digest()
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_trainers_in_two_threads_do_not_disturb_each_other(net, num_devices):
+    nets = [net, copy.deepcopy(net)]
+    with torch.no_grad():
+        nets[1][0].weight.add_(1)
+    alone = [digest_of(copy.deepcopy(each), num_devices) for each in nets]
+    before, meeting = generators(), threading.Barrier(2, timeout=60)
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda each: digest_of(each, num_devices, meeting.wait), nets))
+    assert together == alone
+    assert generators() == before

@@ -63,6 +63,11 @@ def spread():
             lambda: nn.Sequential(nn.EmbeddingBag(5, 3, mode="sum", sparse=True)),
             "Gradients are dense. Got sparse=True at '0'. Use sparse=False.",
         ),
+        (
+            lambda: nn.Sequential(nn.LazyLinear(3)),
+            "A model has its parameters when it is wrapped. Got LazyLinear at '0', which takes its shape from the "
+            "first batch. Call the model once on a batch before lockstep.wrap.",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by torch.compile
@@ -154,6 +159,13 @@ class Sparse(nn.Module):
 
     def forward(self, x):
         return F.embedding(x.long().abs() % 5, self.table, sparse=True).sum(1)
+
+
+class Silent(nn.Linear):
+    """Forgets to return."""
+
+    def forward(self, x):
+        super().forward(x)
 
 
 class Losing(nn.Linear):
@@ -261,6 +273,20 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             "Gradients are dense. Got a sparse one. Use torch.nn.Embedding(..., sparse=False).",
         ),
         (
+            lambda: wrapped(loss=lambda outputs, targets: (outputs - targets).square().mean(), metrics=["accuracy"]),
+            (X, Y[:, None]),
+            ModelError,
+            "accuracy compares outputs with a label for each row of classes (on axis 1), or with targets of the same "
+            "shape. Got outputs of shape (4, 3) and targets of (4, 1). Reshape one of them, or give a metric of your "
+            "own: a function of (outputs, targets).",
+        ),
+        (
+            lambda: wrapped(Silent(5, 3)),
+            (X, Y),
+            ModelError,
+            "A model gives outputs. Got None from Silent. End its forward with `return`.",
+        ),
+        (
             wrapped,
             (X, WRONG),
             BatchError,
@@ -359,6 +385,20 @@ def test_an_error_of_the_models_own_says_its_shard():
         with pytest.raises(KeyError, match="nine") as caught:
             trainer.step((nines, Y))
         assert caught.value.__notes__ == ["In shard 1 of step 0."]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [IndexError("index 3 is out of bounds"), ValueError("the policy is deterministic")],
+    ids=["an index", "a word"],
+)
+def test_an_error_of_the_losss_own_stays_what_it_is(error):
+    def loss(outputs, targets):
+        raise error
+
+    with wrapped(loss=loss) as trainer, pytest.raises(type(error)) as caught:
+        trainer.step((X, Y))
+    assert caught.value is error
 
 
 def test_two_arguments_of_data():
@@ -481,3 +521,23 @@ def test_slots_that_are_no_parameters():
             "An optimizer keeps its slots by the model's parameters. Got slots for 'global', which would be in no "
             "checkpoint. Keep numbers in a parameter group or in the optimizer's own attributes."
         )
+
+
+def test_metrics_of_a_dict_with_logits():
+    class Complete(nn.Linear):
+        def forward(self, x, labels):
+            logits = super().forward(x)
+            return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+    net = Complete(5, 3)
+    expected = (F.linear(X, net.weight, net.bias).argmax(1) == Y).double().mean().item()
+    inputs = {"x": X, "labels": Y}
+    with lockstep.wrap(net, sgd(net), None, metrics=["accuracy"], devices=1, shards=4) as trainer:
+        assert trainer.step(inputs)["accuracy"] == expected
+
+
+def test_a_lazy_module_that_was_called_is_taken():
+    net = nn.LazyLinear(3)
+    net(X)
+    with wrapped(net) as trainer:
+        trainer.step((X, Y))

@@ -336,3 +336,36 @@ def test_a_data_set_is_read_by_the_processes_that_compute(devices):
     with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=devices, shards=2, threads=1) as trainer:
         trainer.fit(Noisy(), epochs=2, batch_size=8, verbose=0)
         assert trainer.digest() == fitted(Noisy)
+
+
+class Pooled(nn.Linear):
+    """Takes a list with a tensor of any length for each example."""
+
+    def forward(self, xs):
+        return super().forward(torch.stack([x.mean(0) for x in xs]))
+
+
+def test_a_list_with_a_tensor_for_each_example_may_come_from_anywhere():
+    xs, ys = [X[i : i + 1 + i % 3] for i in range(12)], Y[:12]
+
+    def collate(pairs):
+        return [x for x, _ in pairs], torch.stack([y for _, y in pairs])
+
+    def steps(trainer):
+        for start in range(0, 12, 4):
+            trainer.step((xs[start : start + 4], ys[start : start + 4]))
+
+    loader = DataLoader(list(zip(xs, ys, strict=True)), batch_size=4, collate_fn=collate)
+    found = set()
+    for use in (
+        steps,
+        lambda trainer: trainer.fit((xs, ys), batch_size=4, shuffle=False, verbose=0),
+        lambda trainer: trainer.fit(loader, verbose=0),
+    ):
+        torch.manual_seed(0)
+        net = Pooled(5, 3)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=1, shards=2, threads=1) as trainer:
+            use(trainer)
+            found.add(trainer.digest())
+    assert len(found) == 1

@@ -5,8 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from lockstep.backends.jax import fields, losses
+from lockstep.core.matches import Match, match
 from lockstep.core.metrics import Column, Metric, ratio
 from lockstep.core.objective import Objective
 from lockstep.errors import ModelError
@@ -18,16 +20,19 @@ Scaled = tuple[Any, float]  # a value, and a plain number by which the host mult
 def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Any]]:
     """The metrics that go by a name; targets that the loss ignores do not count."""
     ignored = getattr(losses.resolve(loss), "ignore_index", None)
+    flags = getattr(loss, "func", loss) is optax.sigmoid_binary_cross_entropy
 
     def accuracy(outputs: Any, targets: Any) -> Any:
-        if outputs.ndim == targets.ndim and (outputs.ndim == 1 or outputs.shape[-1] == 1):
-            hits = (outputs > 0) == (targets > 0.5)
+        found = match("accuracy", outputs.shape, targets.shape, flags=flags)
+        if found is Match.FLAGS:
+            hits = (outputs.reshape(targets.shape) > 0) == (targets > 0.5)
             return hits.sum(), hits.size
-        targets = _labels(outputs, targets)
+        targets = targets.argmax(-1) if found is Match.ODDS else targets
         return _counted(outputs.argmax(-1) == targets, targets)
 
     def top5(outputs: Any, targets: Any) -> Any:
-        targets = _labels(outputs, targets)
+        found = match("top5", outputs.shape, targets.shape)
+        targets = targets.argmax(-1) if found is Match.ODDS else targets
         best = jax.lax.top_k(outputs, min(5, outputs.shape[-1]))[1]
         return _counted((best == targets[..., None]).any(-1), targets)
 
@@ -76,11 +81,6 @@ def pair(name: str, value: Any, examples: int) -> list[Scaled]:
     if not jnp.issubdtype(value.dtype, jnp.floating):
         value = value.astype(fields.wide())
     return [(value.reshape(examples, -1).mean(1).sum(), 1.0), (examples, 1.0)]
-
-
-def _labels(outputs: Any, targets: Any) -> Any:
-    """The labels, also where the targets are odds for every class."""
-    return targets.argmax(-1) if outputs.shape == targets.shape else targets
 
 
 def _errors(outputs: Any, targets: Any) -> Any:

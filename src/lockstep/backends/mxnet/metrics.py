@@ -7,6 +7,7 @@ import numpy as np
 from mxnet import gluon, nd
 
 from lockstep.backends.mxnet import arrays
+from lockstep.core.matches import Match, match
 from lockstep.core.metrics import Column, Metric, ratio
 from lockstep.errors import ModelError
 
@@ -17,27 +18,27 @@ def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Pair]]:
     """The metrics that go by a name; targets that the loss ignores do not count, and logits are told from odds."""
     ignored = getattr(loss, "ignore_label", None)
     axis = getattr(loss, "_axis", 1)
-    odds = isinstance(loss, gluon.loss.SigmoidBinaryCrossEntropyLoss) and loss._from_sigmoid
-    threshold = 0.5 if odds else 0.0
+    flags = isinstance(loss, gluon.loss.SigmoidBinaryCrossEntropyLoss)
+    threshold = 0.5 if flags and loss._from_sigmoid else 0.0
 
-    def labels(outputs: Any, targets: Any) -> Any:
-        """One label per example, also where each stands in a row of its own, or the targets are odds."""
-        if outputs.shape == targets.shape:
-            return _double(nd.argmax(targets, axis=axis))
-        in_rows = targets.ndim == outputs.ndim and targets.shape[axis] == 1
-        return targets.squeeze(axis=axis) if in_rows else targets
+    def in_place(outputs: Any, targets: Any) -> Any:
+        """The targets without an axis of their own for the one label in every row."""
+        in_rows = targets.ndim == outputs.ndim > 1 and targets.shape[axis] == 1 and outputs.shape[axis] > 1
+        return targets.squeeze(axis=axis) if in_rows and not flags else targets
 
     def accuracy(outputs: Any, targets: Any) -> Pair:
-        outputs, targets = arrays.classic(outputs), _double(targets)
-        if outputs.ndim == targets.ndim and (outputs.ndim == 1 or outputs.shape[-1] == 1):
-            hits = _double(outputs > threshold) == (targets > 0.5)
+        outputs, targets = arrays.classic(outputs), in_place(outputs, _double(targets))
+        found = match("accuracy", outputs.shape, targets.shape, axis=axis, flags=flags)
+        if found is Match.FLAGS:
+            hits = _double(outputs.reshape(targets.shape) > threshold) == (targets > 0.5)
             return arrays.total(hits), hits.size
-        targets = labels(outputs, targets)
+        targets = _double(nd.argmax(targets, axis=axis)) if found is Match.ODDS else targets
         return _counted(_double(nd.argmax(outputs, axis=axis)) == targets, targets)
 
     def top5(outputs: Any, targets: Any) -> Pair:
-        outputs, targets = arrays.classic(outputs), _double(targets)
-        targets = labels(outputs, targets)
+        outputs, targets = arrays.classic(outputs), in_place(outputs, _double(targets))
+        found = match("top5", outputs.shape, targets.shape, axis=axis)
+        targets = _double(nd.argmax(targets, axis=axis)) if found is Match.ODDS else targets
         place = axis % outputs.ndim
         best = nd.topk(outputs, k=min(5, outputs.shape[place]), axis=place, dtype="float64")
         hits = nd.broadcast_equal(best, targets.expand_dims(place)).max(axis=place)

@@ -6,18 +6,30 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends.numpy.network import CrossEntropy, Floats, SquaredError
+from lockstep.core.matches import Match, match
 
 
 def named(loss: CrossEntropy | SquaredError) -> dict[str, Callable[[Floats, Floats], Any]]:
     """The metrics that go by a name; targets that the loss ignores do not count."""
+
+    def labels(metric: str, outputs: Floats, targets: Floats) -> Floats:
+        return targets.argmax(1) if match(metric, outputs.shape, targets.shape) is Match.ODDS else targets
+
+    def accuracy(outputs: Floats, targets: Floats) -> tuple[float, float]:
+        targets = labels("accuracy", outputs, targets)
+        return counted(outputs.argmax(1) == targets, targets)
+
+    def top5(outputs: Floats, targets: Floats) -> tuple[float, float]:
+        targets = labels("top5", outputs, targets)
+        return counted((np.argsort(-outputs, 1)[:, :5] == targets[:, None]).any(1), targets)
 
     def counted(hits: Floats, targets: Floats) -> tuple[float, float]:
         there = targets != getattr(loss, "ignore_index", None)
         return float((hits & there).sum()), float(there.sum())
 
     return {
-        "accuracy": lambda outputs, targets: counted(outputs.argmax(1) == targets, targets),
-        "top5": lambda outputs, targets: counted((np.argsort(-outputs, 1)[:, :5] == targets[:, None]).any(1), targets),
+        "accuracy": accuracy,
+        "top5": top5,
         "mse": lambda outputs, targets: ((outputs - targets) ** 2).mean(1),
         "mae": lambda outputs, targets: np.abs(outputs - targets).mean(1),
     }

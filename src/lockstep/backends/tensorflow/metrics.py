@@ -6,29 +6,36 @@ from typing import Any
 import tensorflow as tf
 
 from lockstep.backends.tensorflow.losses import Weighed, double, ignored
+from lockstep.core.matches import Match, match
 from lockstep.core.metrics import Column, Metric, ratio
 from lockstep.errors import ModelError
 
 ROOM = 1024  # for a metric with sums of its own, such as a confusion matrix of 32 classes
 
+_OF_FLAGS = ("BinaryCrossentropy", "BinaryFocalCrossentropy")  # Keras's, which need not be imported
+
 
 def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Any]]:
-    """The metrics that go by a name; targets that the loss ignores do not count."""
+    """The metrics that go by a name; targets that the loss ignores do not count, and logits are told from odds."""
     left_out = ignored(loss)
+    flags = type(loss).__name__ in _OF_FLAGS
+    threshold = 0.5 if flags and not loss.get_config().get("from_logits") else 0.0
 
     def counted(hits: Any, targets: Any) -> Any:
         there = tf.ones_like(hits) if left_out is None else tf.not_equal(targets, tf.cast(left_out, targets.dtype))
         return tf.reduce_sum(double(tf.logical_and(hits, there))), tf.reduce_sum(double(there))
 
     def accuracy(outputs: Any, targets: Any) -> Any:
-        if outputs.shape.rank == targets.shape.rank and outputs.shape[-1] == 1:
-            hits = tf.equal(outputs > 0, double(targets) > 0.5)
+        found = match("accuracy", outputs.shape, targets.shape, flags=flags)
+        if found is Match.FLAGS:
+            hits = tf.equal(tf.reshape(outputs, targets.shape) > threshold, double(targets) > 0.5)
             return tf.reduce_sum(double(hits)), tf.size(hits)
-        targets = _labels(outputs, targets)
+        targets = tf.argmax(targets, -1) if found is Match.ODDS else targets
         return counted(tf.equal(tf.argmax(outputs, -1), tf.cast(targets, tf.int64)), targets)
 
     def top5(outputs: Any, targets: Any) -> Any:
-        targets = _labels(outputs, targets)
+        found = match("top5", outputs.shape, targets.shape)
+        targets = tf.argmax(targets, -1) if found is Match.ODDS else targets
         best = tf.math.top_k(outputs, min(5, outputs.shape[-1])).indices
         return counted(tf.reduce_any(best == tf.cast(targets, tf.int32)[..., tf.newaxis], -1), targets)
 
@@ -78,11 +85,6 @@ def _pair(name: str, value: Any, examples: int) -> Any:
             f"for a shard of {examples}. Return one of these."
         )
     return _flat((tf.reduce_sum(tf.reduce_mean(tf.reshape(value, (examples, -1)), 1)), examples))
-
-
-def _labels(outputs: Any, targets: Any) -> Any:
-    """The labels, also where the targets are odds for every class."""
-    return tf.argmax(targets, -1) if outputs.shape == targets.shape else targets
 
 
 def _errors(outputs: Any, targets: Any, of: Callable[[Any], Any]) -> Any:

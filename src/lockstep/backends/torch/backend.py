@@ -37,7 +37,7 @@ class TorchBackend:
         loss = recipe.loss.to(self._device) if isinstance(recipe.loss, torch.nn.Module) else recipe.loss
         self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
         chosen = resolve(recipe.metrics, metrics.named(loss))
-        self._shards = Shards(self._replica, loss, chosen, self._options.precision)
+        self._shards = Shards(self._replica, loss, chosen, self._options)
         self._surroundings = Surroundings(loss, recipe.model)
         self._scaler = Scaler(2.0**16) if self._options.precision == "fp16" else Scaler()
         self._last_scale = self._scaler.scale
@@ -195,6 +195,7 @@ class TorchBackend:
         """Evaluation mode without gradients; each module's own mode comes back afterwards."""
         modes = [module.training for module in self._replica.modules]
         self._replica.model.eval()
+        self._shards.statistics.keep()
         try:
             with generators.borrowed(self._device), torch.no_grad():
                 yield

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, transform
-from lockstep.errors import BatchError
+from lockstep.errors import BatchError, ModelError
 
 _THREAD = threading.local()  # its streams
 
@@ -95,8 +95,12 @@ def host(value: Any) -> Any:
 def call(model: torch.nn.Module, inputs: Any) -> Any:
     """The model's outputs: a tuple of inputs is spread, a dict goes in by name."""
     if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+        outputs = model(**inputs)
+    else:
+        outputs = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    if outputs is None:
+        raise ModelError(f"A model gives outputs. Got None from {type(model).__name__}. End its forward with `return`.")
+    return outputs
 
 
 def parts(batch: Any) -> tuple[Any, Any, Any]:

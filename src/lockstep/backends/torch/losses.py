@@ -114,7 +114,7 @@ def _models_own(model: nn.Module, batch: Any, share: Share) -> Term:
             f"The loss of a model's output is one number, or one per example. Got shape {tuple(loss.shape)} for a "
             f"shard of {share.examples}. Return its mean."
         )
-    logits = getattr(outputs, "logits", outputs)
+    logits = outputs.get("logits", outputs) if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     targets = batch.get("labels") if isinstance(batch, Mapping) else None
     return mean(loss.mean() if loss.ndim else loss, share, outputs=logits, targets=targets)
 
@@ -158,7 +158,9 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
             return _pair(_reduced(criterion, "sum")(outputs, targets), weight, share, counted, **rest)
         value = criterion(outputs, targets)
     except IndexError as error:
-        raise _labels(error, outputs, targets) from error
+        if _of_classes(criterion):
+            raise _labels(error, outputs, targets) from error
+        raise
     if not isinstance(value, Tensor) or (value.ndim and len(value) != share.examples):
         raise ModelError(
             f"A loss gives one number, or one per example. Got {describe(value)} for a shard of {share.examples}."
@@ -166,10 +168,10 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
     return mean(value.mean() if value.ndim else value, share, **rest)
 
 
-def _weighted(
-    criterion: Any, outputs: Any, targets: Any, weights: Tensor, share: Share, rest: Mapping[str, Any]
-) -> Term:
+def _weighted(criterion: Any, outputs: Any, targets: Any, weights: Any, share: Share, rest: Mapping[str, Any]) -> Term:
     """The mean with a weight for each example: the weighted sum over the sum of the weights."""
+    if isinstance(weights, list) and all(isinstance(weight, int | float) for weight in weights):
+        weights = torch.tensor(weights, dtype=torch.float64, device=getattr(outputs, "device", None))
     shape = tuple(getattr(weights, "shape", ()))
     if not shape or weights.numel() != share.examples:
         raise BatchError(
@@ -191,7 +193,9 @@ def _weighted(
     if _counts_targets(criterion, targets):
         counted = _target_weights(criterion, targets) * spread.double()
     else:
-        total = (values.reshape(len(values), -1).mean(1) * weights).sum()
+        rows = values.reshape(len(values), -1)
+        of_sums = getattr(criterion, "reduction", None) == "batchmean"
+        total = ((rows.sum(1) if of_sums else rows.mean(1)) * weights).sum()
         counted = exact_weights
     return _pair(total, counted.sum().detach(), share, counted, **rest)
 
@@ -217,7 +221,7 @@ def _target_weights(criterion: Any, targets: Tensor) -> Tensor:
     if criterion.weight is None:
         return counted.double()
     weights: Tensor = criterion.weight.double()
-    return torch.where(counted, weights[torch.where(counted, targets, 0)], 0)
+    return torch.where(counted, weights[torch.where(counted, targets, 0).long()], 0)
 
 
 def _reduced(criterion: Any, reduction: str) -> Any:

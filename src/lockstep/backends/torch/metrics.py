@@ -7,27 +7,34 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.backends.torch import losses
+from lockstep.core.matches import Match, match
 from lockstep.core.metrics import Column, Metric, ratio
 from lockstep.errors import ModelError
 
 Pair = tuple[Any, Any]
+_OF_FLAGS = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
+_FUNCTIONS_OF_FLAGS = (nn.functional.binary_cross_entropy_with_logits, nn.functional.multilabel_soft_margin_loss)
 
 
 def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Pair]]:
     """The metrics that go by a name; targets that the loss ignores do not count, and logits are told from odds."""
     ignored = losses.ignored(loss)
-    odds = isinstance(loss, nn.BCELoss) or getattr(loss, "func", loss) is nn.functional.binary_cross_entropy
+    function = getattr(loss, "func", loss)
+    odds = isinstance(loss, nn.BCELoss) or function is nn.functional.binary_cross_entropy
+    flags = odds or isinstance(loss, _OF_FLAGS) or function in _FUNCTIONS_OF_FLAGS
     threshold = 0.5 if odds else 0.0
 
     def accuracy(outputs: Tensor, targets: Tensor) -> Pair:
-        if outputs.ndim == targets.ndim and (outputs.ndim == 1 or outputs.shape[-1] == 1):
-            hits = (outputs > threshold) == (targets > 0.5)
+        found = match("accuracy", outputs.shape, targets.shape, axis=1, flags=flags)
+        if found is Match.FLAGS:
+            hits = (outputs.reshape(targets.shape) > threshold) == (targets > 0.5)
             return hits.sum(), hits.numel()
-        targets = _labels(outputs, targets)
+        targets = targets.argmax(1) if found is Match.ODDS else targets
         return _counted(outputs.argmax(1) == targets, targets)
 
     def top5(outputs: Tensor, targets: Tensor) -> Pair:
-        targets = _labels(outputs, targets)
+        found = match("top5", outputs.shape, targets.shape, axis=1)
+        targets = targets.argmax(1) if found is Match.ODDS else targets
         best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
         return _counted((best == targets.unsqueeze(1)).any(1), targets)
 
@@ -68,11 +75,6 @@ def pair(name: str, value: Any, examples: int) -> list[Any]:
             f"for a shard of {examples}. Return one of these."
         )
     return [value.double().reshape(examples, -1).mean(1).sum(), examples]
-
-
-def _labels(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The labels, also where the targets are odds for every class."""
-    return targets.argmax(1) if outputs.shape == targets.shape else targets
 
 
 def _errors(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -24,6 +24,11 @@ def check_model(model: Any) -> None:
             "Wrap the model itself: lockstep.wrap(model._orig_mod, ...)."
         )
     for name, module in model.named_modules():
+        if any(map(nn.parameter.is_lazy, [*module._parameters.values(), *module._buffers.values()])):
+            raise ModelError(
+                f"A model has its parameters when it is wrapped. Got {type(module).__name__} at {name!r}, which takes "
+                "its shape from the first batch. Call the model once on a batch before lockstep.wrap."
+            )
         if isinstance(module, nn.SyncBatchNorm):
             raise ModelError(
                 f"Every shard has its own batch norm statistics. Got SyncBatchNorm at {name!r}. "

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.backends.base import Node, Work
 from lockstep.backends.torch import generators, losses, metrics, settings
-from lockstep.backends.torch.buffers import Statistics
+from lockstep.backends.torch.buffers import Statistics, of_loss, writes
 from lockstep.backends.torch.inputs import call, put
+from lockstep.backends.torch.kept import Kept
 from lockstep.backends.torch.losses import Share, Term
 from lockstep.backends.torch.replica import Replica
 from lockstep.core import seeds
@@ -24,6 +25,7 @@ from lockstep.core.batches import count
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, Column, Metric, Sums, ratio
 from lockstep.core.objective import Objective
+from lockstep.core.options import Options
 from lockstep.errors import BatchError, ExactError, ModelError, NonFiniteError
 
 CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusion matrix of 32 classes
@@ -57,13 +59,15 @@ class Fields:
 class Shards:
     """Computes the shards of one replica."""
 
-    def __init__(self, replica: Replica, loss: Any, chosen: list[Metric], precision: str | None) -> None:
+    def __init__(self, replica: Replica, loss: Any, chosen: list[Metric], options: Options) -> None:
         self._replica = replica
         self._term = losses.of(loss)
         self._metrics = chosen
-        self._precision = precision
+        self._precision = options.precision
         self._own_metrics = isinstance(loss, Objective)
-        self.statistics = Statistics(replica.buffers)
+        own = list(loss.modules()) if isinstance(loss, nn.Module) else []
+        self.statistics = Statistics([*replica.buffers, *of_loss(loss)], [*replica.modules, *filter(writes, own)])
+        self._kept = Kept([*replica.modules, *own] if options.exact else [])
         self.columns: list[Column] = []
         self.begun = False  # whether a shard of this command has named its values
 
@@ -83,6 +87,8 @@ class Shards:
 
     def leaf(self, work: Work, shard: int, piece: Any, trained: list[Tensor], fields: Fields, scale: float) -> None:
         """Writes the leaf of one shard."""
+        if not self.begun:
+            self._kept.keep()
         term, share = self._forward(work, shard, piece, alone=work.num_shards == 1)
         values = self._measure(term, share)
         if not math.isfinite(values[0]):
@@ -94,18 +100,31 @@ class Shards:
         there = _copy_gradients(trained, fields.gradients, term.share)
         weight = None if share.alone else share.examples / share.total
         there += self.statistics.collect(fields.buffers, weight, first=shard == 0)
+        if shard == max(work.shards):
+            self._kept.check()
         fields.there.copy_(torch.tensor(there))
         fields.sums.copy_(_padded(values, len(fields.sums) - 2, [float(self._checksum()), 1.0]))
 
     def sums(self, work: Work, shard: int, piece: Any) -> Tensor:
         """The sums of one shard, without training."""
-        term, share = self._forward(work, shard, piece, alone=False)
-        return torch.tensor(self._measure(term, share), dtype=torch.float64)
+        with self._unseen():
+            term, share = self._forward(work, shard, piece, alone=False)
+            return torch.tensor(self._measure(term, share), dtype=torch.float64)
 
     def outputs(self, work: Work, shard: int, piece: Any) -> Any:
         """The model's outputs for one shard's inputs."""
-        with self._alone(work, shard):
+        with self._unseen(), self._alone(work, shard):
             return call(self._replica.model, put(piece, self._replica.device))
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Afterwards the buffers are as they were kept, for a module may count its calls in evaluation too."""
+        self._kept.keep()
+        try:
+            yield
+            self._kept.check()
+        finally:
+            self.statistics.restore()
 
     def clear(self) -> None:
         """Forgets gradients, as `zero_grad` does, also those of parameters that the optimizer does not hold."""
@@ -217,7 +236,7 @@ def _explained(work: Work, shard: int) -> Iterator[None]:
                 f"has too few examples: {work.num_examples} in {work.num_shards} shards. "
                 "Use fewer shards, a larger batch, or leave the short last batch out."
             ) from error
-        if "deterministic" in text:
+        if "use_deterministic_algorithms(" in text:
             raise ExactError(
                 "Equal bits need deterministic operations. "
                 f"Got one that has no such form: {text.partition(' does not')[0]}. "

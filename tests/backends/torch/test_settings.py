@@ -1,0 +1,116 @@
+"""The switches of torch that can change bits reach every process, and a precision of the script's own is refused."""
+
+import zlib
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lockstep
+from lockstep.backends.torch import settings
+from lockstep.errors import ModelError
+
+X = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(8) % 3
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    before = settings.switches()
+    yield
+    settings.flip(before)
+    assert settings.switches() == before
+
+
+def set_matmul_precision(value):
+    torch.backends.mkldnn.matmul.fp32_precision = value
+
+
+def set_precision(value):
+    torch.backends.fp32_precision = value
+
+
+def set_einsum(value):
+    torch.backends.opt_einsum.enabled = value
+
+
+def set_strategy(value):
+    torch.backends.opt_einsum.strategy = value
+
+
+def set_accumulation(value):
+    torch.backends.cuda.matmul.allow_fp16_accumulation = value
+
+
+def set_reduction(value):
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = value
+
+
+TURNS = {
+    "fast path": (torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled, False),
+    "strategy": (set_strategy, lambda: torch.backends.opt_einsum.strategy, "greedy"),
+    "einsum": (set_einsum, lambda: torch.backends.opt_einsum.enabled, False),
+    "matmul": (set_matmul_precision, lambda: torch.backends.mkldnn.matmul.fp32_precision, "bf16"),
+    "precision": (set_precision, lambda: torch.backends.mkldnn.conv.fp32_precision, "tf32"),
+    "legacy": (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision, "medium"),
+    "accumulation": (set_accumulation, lambda: torch.backends.cuda.matmul.allow_fp16_accumulation, True),
+    "reduction": (
+        set_reduction,
+        lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_a_switch_is_read_carried_and_put_back(name):
+    turn, get, value = TURNS[name]
+    before, first = settings.switches(), get()
+    turn(value)
+    turned = settings.switches()
+    assert turned != before
+    settings.flip(before)
+    assert get() == first != value
+    settings.flip(turned)
+    assert get() == value
+    assert settings.switches() == turned
+
+
+def checksum():
+    return float(zlib.crc32(repr(settings.switches()).encode()) % 2**20)  # exact in float32
+
+
+@lockstep.objective
+def telling(net, batch):
+    """What the process that computes the shard has; the mean over two shards is one's own where both have it."""
+    return F.cross_entropy(net(batch[0]), batch[1]), {"switches": checksum()}
+
+
+def test_switches_that_the_script_turns_reach_the_workers():
+    net = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    found = []
+    with lockstep.wrap(net, optimizer, telling, devices=2, shards=2, threads=1) as trainer:
+        assert len(trainer.devices) == 2
+        for turn, _, value in [(lambda value: None, None, None), *TURNS.values()]:
+            turn(value)
+            found.append(checksum())
+            assert trainer.step((X, Y))["switches"] == found[-1]
+    assert len(set(found)) == len(found)
+
+
+def test_a_call_inside_autocast_is_refused():
+    net = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=1, shards=2, threads=1) as trainer:
+        before = trainer.digest()
+        for use in (lambda: trainer.step((X, Y)), lambda: trainer.evaluate((X, Y)), lambda: trainer.predict(X)):
+            with torch.autocast("cpu", torch.bfloat16), pytest.raises(ModelError) as caught:
+                use()
+            assert str(caught.value) == (
+                "Lockstep chooses the precision of a shard itself. Got a call inside torch.autocast. Call it outside, "
+                'and use lockstep.wrap(..., precision="bf16").'
+            )
+        assert trainer.digest() == before
+        trainer.step((X, Y))
