@@ -25,7 +25,7 @@ from lockstep.backends.base import Backend, Portable, Work
 from lockstep.core.batches import Rows, transform
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
-from lockstep.core.step import Member, filled
+from lockstep.core.step import TURN, Member, filled
 from lockstep.data.readers import Readers
 from lockstep.errors import PeerFailed, WorkerError
 from lockstep.exchange import parcel
@@ -161,10 +161,11 @@ class Crew:
     def _tell(self, method: str, works: list[Work], plan: Plan | None) -> None:
         """Sends a command to every worker, with what the script changed since the last."""
         self._settle()
-        controls = pickle.dumps(self._backend.controls())
+        with TURN:
+            controls = pickle.dumps(self._backend.controls())
+            with self._backend.computing(works[0]):
+                self._stale |= self._backend.touched()
         turned = controls if controls != self._controls else None
-        with self._backend.computing(works[0]):
-            self._stale |= self._backend.touched()
         state = self._backend.state() if self._stale else None
         sent = self._travelling(works[1:])
         freight = self._shipper.freight()

@@ -4,6 +4,7 @@ A dropout's `p`, a batch norm's `momentum`, a module's mode. They travel to the
 workers with the next step, and a checkpoint holds them by the modules' paths.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from lockstep.errors import StateError
 
 LONGEST = 100  # of a list; a longer one is a record that somebody keeps
 _PLAIN = {bool, int, float, str, type(None)}
+_NESTS = {dict, OrderedDict, set}  # most of what a module holds, and this is looked at before each step
+_NO_TENSORS = _PLAIN | _NESTS
 _OWN = vars(nn.Module()).keys() - {"training"}
 
 
@@ -80,7 +83,7 @@ class Attributes:
             (path, name): value
             for path, module in self._modules.items()
             for name, value in vars(module).items()
-            if isinstance(value, Tensor) and not value.requires_grad
+            if type(value) not in _NO_TENSORS and isinstance(value, Tensor) and not value.requires_grad
         }
 
     def saved(self) -> dict[str, dict[str, Any]]:
@@ -131,7 +134,8 @@ def version(tensor: Tensor) -> int:
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if is_plain(value)}
+    found = [(name, value) for name, value in vars(module).items() if type(value) not in _NESTS]
+    return {name: value for name, value in found if type(value) in _PLAIN or is_plain(value)}
 
 
 def _in_one_mode(saved: Mapping[str, Mapping[str, Any]]) -> bool:
