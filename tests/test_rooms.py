@@ -16,8 +16,8 @@ FRAMEWORKS = {"torch", "jax", "flax", "optax", "tensorflow", "keras", "mxnet"}
 ABOVE_THE_SEAM = "lockstep.core.loop lockstep.core.step lockstep.core.plan"
 # A backend packs its own model for the workers.
 SEAM = "cloudpickle lockstep.errors lockstep.core lockstep.backends.base"
-# Of Keras's optimizers, without Keras: TensorFlow's own variables are stepped by them too.
-KERAS = "lockstep.backends.slots"
+# Of Keras's optimizers and losses, without Keras: TensorFlow's own variables and functions go with them too.
+KERAS = "lockstep.backends.slots lockstep.backends.counted"
 
 
 @dataclass(frozen=True)

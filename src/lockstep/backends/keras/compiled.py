@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from lockstep.backends.counted import Counted
 from lockstep.backends.keras import generators, losses, names
 from lockstep.backends.keras.metrics import Measures, room
 from lockstep.backends.keras.refusals import (
@@ -44,7 +45,7 @@ class Outcome(NamedTuple):
 
     value: Any  # the loss, with regularization and the losses that layers added, which are means over the examples
     extra: Any  # these
-    counted: losses.Counted | None  # by what the loss has divided, where that is not the number of its values
+    counted: Counted | None  # by what the loss has divided, where that is not the number of its values
     kept: Sequence[Any]  # the running statistics afterwards
     sums: Sequence[Any]  # of the metrics
 

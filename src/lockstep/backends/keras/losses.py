@@ -5,27 +5,16 @@ and the reduction `mean_with_sample_weight` have a denominator of their own.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from keras import ops
 from keras.src.backend import get_keras_mask  # JAX's arrays carry no attributes, so theirs lie in a table
 
+from lockstep.backends.counted import Counted
 from lockstep.errors import ModelError
 
 SUM = "sum"
-
-
-class Counted(NamedTuple):
-    """By what a loss's own mean has divided.
-
-    Weights of both signs may cancel in a shard that has a gradient all the same. Keras then takes the mean for 0, so
-    `total` is the sum that it would have divided.
-    """
-
-    weight: Any
-    there: Any  # whether anything counts
-    total: Any  # None where a mean of 0 is right
 
 
 def flat(model: Any) -> Sequence[Any]:

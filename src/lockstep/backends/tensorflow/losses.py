@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from lockstep.backends.counted import Counted
 from lockstep.backends.tensorflow.nodes import accumulated
 from lockstep.backends.tensorflow.program import Share, Term
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe
@@ -38,18 +39,6 @@ class Weighed(NamedTuple):
     def term(self, kept: Sequence[Any], sums: Sequence[Any], columns: Sequence[Column]) -> Term:
         """The shard's term, with its running statistics and the sums of its metrics."""
         return Term(self.root, self.loss, self.weight, self.divided, kept, sums, columns, self.there, self.share)
-
-
-class Counted(NamedTuple):
-    """By what a loss's own mean has divided.
-
-    Weights of both signs may cancel in a shard that has a gradient all the same. Keras then takes the mean for 0, so
-    `total` is the sum that it would have divided.
-    """
-
-    weight: Any
-    there: Any  # whether anything counts
-    total: Any  # None where a mean of 0 is right
 
 
 def of(loss: Any) -> Callable[[Call, Any, Share], Weighed]:
