@@ -4,11 +4,15 @@ What belongs to another framework, as its folder or file says, is not collected.
 """
 
 import os
+import signal
 import warnings
 
 # Before torch is imported. A thread of OpenMP that waits for work keeps its core busy, and where processes share the
 # cores a test takes twenty times as long; how it waits changes no bit.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A background job and nohup ignore Ctrl-C, and children inherit that. Tests send it, so it acts as in a terminal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHOSEN = os.environ.get("LOCKSTEP_BACKENDS", "numpy,torch").split(",")
 OTHERS = {"torch", "jax", "tensorflow", "keras", "mxnet"} - {*CHOSEN}

@@ -1,4 +1,4 @@
-"""`import lockstep` is light: no framework, no plots, a blink."""
+"""`import lockstep` is light: no framework, no plots, few modules."""
 
 import json
 import subprocess
@@ -10,22 +10,22 @@ import lockstep
 HEAVY = {"torch", "jax", "flax", "optax", "tensorflow", "keras", "mxnet", "matplotlib"}
 
 SCRIPT = """
-import json, sys, time
-start = time.thread_time()
+import json, sys
+import numpy
+before = set(sys.modules)
 import lockstep
-print(json.dumps([time.thread_time() - start, sorted({name.partition(".")[0] for name in sys.modules})]))
+print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
-def test_import_is_quick_and_brings_no_framework():
-    times = []  # of the importing thread alone: others may be at work
-    for _ in range(6):
-        output = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True).stdout
-        seconds, modules = json.loads(output)
-        assert "lockstep" in modules
-        assert HEAVY.isdisjoint(modules)
-        times.append(seconds)
-    assert min(times) < 0.3
+def test_import_brings_no_framework_and_few_modules():
+    """Seconds depend on the machine's load and stand in `benchmarks/import_time.py`; modules are what takes them."""
+    output = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True).stdout
+    modules = json.loads(output)
+    others = [name for name in modules if name.partition(".")[0] != "lockstep"]
+    assert "lockstep" in modules
+    assert HEAVY.isdisjoint({name.partition(".")[0] for name in others})
+    assert len(others) < 100
 
 
 def test_all_is_exactly_the_public_names():

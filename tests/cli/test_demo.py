@@ -86,14 +86,14 @@ def test_an_interrupt_leaves_nothing_behind(script, arguments, tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
-        family = wait_for(lambda: found if len(found := descendants(process.pid)) >= 2 else None, 60)
+        family = wait_for(lambda: found if len(found := descendants(process.pid)) >= 2 else None, 200)
         folder = Path(os.readlink(f"/proc/{family[0]}/cwd"))
         assert folder.name.startswith("lockstep-demo-")
         assert folder.parent == Path(tempfile.gettempdir())
         time.sleep(1.0)  # somewhere between importing and training
         family = {*family, *descendants(process.pid)}
         process.send_signal(signal.SIGINT)
-        _, complaint = process.communicate(timeout=20)
+        _, complaint = process.communicate(timeout=120)
     finally:
         for pid in descendants(process.pid):  # where it failed, nobody else ends them
             with contextlib.suppress(ProcessLookupError):
@@ -101,7 +101,7 @@ def test_an_interrupt_leaves_nothing_behind(script, arguments, tmp_path):
         process.kill()
         process.wait()
     assert "KeyboardInterrupt" in complaint
-    wait_for(lambda: not any(alive(pid) for pid in family), 2)
+    wait_for(lambda: not any(alive(pid) for pid in family), 60)
     assert not folder.exists()
 
 

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 
 import pytest
 
@@ -63,10 +62,8 @@ def test_a_dead_peer_wakes_the_one_who_watches(barriers):
         watching, _ = barriers(2, [death])
         timer = threading.Timer(0.05, os.eventfd_write, (death, 1))
         timer.start()
-        started = time.monotonic()
         with pytest.raises(PeerFailed):
-            watching.wait()
-        assert time.monotonic() - started < 1
+            watching.wait()  # for ever, if it did not watch
         timer.join()
     finally:
         os.close(death)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MARK = "LOCKSTEP_TEST_MARK"
-SECONDS_TO_VANISH = 2.0
+SECONDS_TO_VANISH = 20.0  # on a loaded machine; what is left behind stays for minutes
 
 
 class Script:
@@ -39,7 +39,7 @@ class Script:
         """The next line it prints; fails with its stderr where there is none."""
         assert self.process.stdout is not None
         text = self.process.stdout.readline()
-        assert text, self.process.communicate(timeout=20)[1]
+        assert text, self.process.communicate(timeout=120)[1]
         return text.strip()
 
     def end(self, timeout: float = 120) -> tuple[int, str, str]:
@@ -58,7 +58,7 @@ class Script:
 
 @contextmanager
 def running(text: str, folder: Path, *, command: Sequence[str] = (), **variables: str) -> Iterator[Script]:
-    """Runs the text as `python train.py`; afterwards asserts that nothing of it is left within two seconds."""
+    """Runs the text as `python train.py`; afterwards asserts that nothing of it is left."""
     with together(text, folder, [variables], command=[command]) as (script,):
         yield script
 
@@ -79,7 +79,7 @@ def together(
             scripts.append(Script([sys.executable, *extra, str(file)], folder, {**own, MARK: mark}))
         yield scripts
         for script in scripts:
-            script.process.wait(timeout=20)
+            script.process.wait(timeout=120)
         assert vanishing(lambda: marked(mark)) == set()
         assert vanishing(lambda: set(os.listdir("/dev/shm")) - memory) == set()
     finally:

@@ -35,10 +35,11 @@ print(*workers.pids, flush=True)
 
 INTERRUPTED = """
 try:
+    print("waiting", flush=True)
     workers.receive(1)
 except KeyboardInterrupt:
     print("interrupted")
-    time.sleep(0.2)
+    time.sleep(0.2)  # for the signal to end a worker that does not ignore it
     print("alive", workers.poll_dead())
     workers.send(1, b"after")
     print(workers.receive(1).decode())
@@ -86,11 +87,12 @@ def running(pid: int) -> bool:
         return False
 
 
-def seconds_until_gone(pids: list[int]) -> float:
+def gone(pids: list[int]) -> bool:
+    """Whether the processes end within a minute, which is far less than they sleep."""
     before = time.monotonic()
-    while any(map(running, pids)) and time.monotonic() - before < 5:
+    while any(map(running, pids)) and time.monotonic() - before < 60:
         time.sleep(0.01)
-    return time.monotonic() - before
+    return not any(map(running, pids))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def seconds_until_gone(pids: list[int]) -> float:
 )
 def test_a_script_that_ends(tmp_path: Path, ending: str, code: int, error: str) -> None:
     with script(tmp_path, ending) as (process, pids):
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=120)
         assert process.returncode == code, stderr
         assert not any(map(running, pids))  # reaped before the script's own end
         assert error in stderr
@@ -118,8 +120,8 @@ def test_a_script_that_is_killed(tmp_path: Path, number: signal.Signals) -> None
     with script(tmp_path, "time.sleep(600)") as (process, pids):
         assert all(map(running, pids))
         os.kill(process.pid, number)
-        assert seconds_until_gone(pids) < 2
-        assert process.wait(timeout=10) == -number
+        assert gone(pids)
+        assert process.wait(timeout=60) == -number
 
 
 def test_a_script_killed_while_its_workers_come_up(tmp_path: Path) -> None:
@@ -127,20 +129,21 @@ def test_a_script_killed_while_its_workers_come_up(tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text(early + "print(*workers.pids, flush=True); os.kill(os.getpid(), 9)")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
-        [sys.executable, str(tmp_path / "early.py")], stdout=subprocess.PIPE, timeout=20, env=environment
+        [sys.executable, str(tmp_path / "early.py")], stdout=subprocess.PIPE, timeout=120, env=environment
     )
     pids = [int(pid) for pid in result.stdout.split()]
     assert len(pids) == 2
-    assert seconds_until_gone(pids) < 2
+    assert gone(pids)
 
 
 def test_ctrl_c_reaches_the_script_alone(tmp_path: Path) -> None:
     with script(tmp_path, INTERRUPTED) as (process, pids):
-        time.sleep(0.2)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
         os.killpg(process.pid, signal.SIGINT)
         for pid in pids:  # a launcher may send it to each
             os.kill(pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=120)
         assert stdout.split() == ["interrupted", "alive", "None", "after", "closed"], stderr
         assert process.returncode == 0
         assert not any(map(running, pids))
@@ -148,10 +151,7 @@ def test_ctrl_c_reaches_the_script_alone(tmp_path: Path) -> None:
 
 def test_ctrl_c_in_a_script_that_does_not_catch_it(tmp_path: Path) -> None:
     with script(tmp_path, "workers.receive(1)") as (process, pids):
-        time.sleep(0.2)
-        before = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
-        _, stderr = process.communicate(timeout=20)
-        assert time.monotonic() - before < 2
+        _, stderr = process.communicate(timeout=120)
         assert "KeyboardInterrupt" in stderr
         assert not any(map(running, pids))

@@ -123,7 +123,7 @@ class Unreadable:
         return int, ("not a number",)
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("first", [False, True])  # in the first step, whose command carries the plan as well
 @pytest.mark.parametrize(
     "extra, error, message",

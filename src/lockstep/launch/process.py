@@ -23,6 +23,8 @@ _BOOTSTRAP = (
 )
 
 _LAST_LINES = 20
+_SECONDS_TO_END = 10.0  # for a process whose link is closed; a core dump or a loaded machine takes time
+_SECONDS_FOR_LAST_LINES = 2.0  # a child that the worker left behind may hold its stderr open for ever
 
 
 class Process:
@@ -90,10 +92,10 @@ class Process:
 
     def end(self) -> WorkerError:
         """Gives the error that says how the worker ended."""
-        if not self.wait(1.0):
+        if not self.wait(_SECONDS_TO_END):
             how = "closed its link but still runs"
         else:
-            self.silent.wait(0.5)  # its last words may still be on their way
+            self.silent.wait(_SECONDS_FOR_LAST_LINES)  # its last words may still be on their way
             how = _how(self.popen.wait())
         said = "".join(f"\n  {line}" for line in self.last_lines)
         return WorkerError(
