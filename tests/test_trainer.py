@@ -1,5 +1,7 @@
 """The trainer, on the reference backend: what a script sees, for any number of devices."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -277,7 +279,7 @@ def test_what_the_script_wrote_before_a_verification_reaches_every_replica_after
     with wrapped(2) as trainer:
         trainer.step((X, Y))
         trainer.model.parameters["0.weight"][0, 0] += 1
-        trainer.verify((X, Y), steps=1, devices=(1,))
+        trainer.verify((X, Y), steps=1, devices=(1, 1))
         trainer.step((X, Y))
         trainer.digest()  # raises where replicas differ
 
@@ -296,6 +298,22 @@ def test_verify_names_the_step_and_the_array_that_differ(monkeypatch):
             trainer.verify((X, Y), steps=1, devices=(1, 1, 1))
         assert str(caught.value).startswith("Any number of devices gives the same bits. With 1 devices '")
         assert "differs from 1 after step 1." in str(caught.value)
+
+
+@pytest.mark.parametrize("devices", [(), (2,)])
+def test_verify_needs_two_runs_to_compare(devices):
+    with wrapped(1) as trainer, pytest.raises(PlanError) as caught:
+        trainer.verify((X, Y), devices=devices)
+    assert str(caught.value) == f"verify compares at least two runs. Got devices={devices}. Use devices=(1, 2)."
+
+
+def test_verify_says_which_numbers_of_devices_it_did_not_try(monkeypatch):
+    with wrapped(1) as trainer:
+        draws = itertools.count()
+        forward = Dense.forward
+        monkeypatch.setattr(Dense, "forward", lambda self, x, rng: forward(self, x + 1e-3 * next(draws), rng))
+        with pytest.raises(DivergedError, match=r"the clock\. Not tried: 2, 3 devices\.$"):
+            trainer.verify((X, Y), steps=1, devices=(1, 1, 2, 3))
 
 
 def test_verify_refuses_a_trainer_without_the_promise():

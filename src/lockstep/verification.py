@@ -44,6 +44,8 @@ def of(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int], batch_
     """Verifies a trainer, whose state is as before afterwards."""
     if not trainer.exact:
         raise ExactError("verify checks the promise of equal bits. This trainer has exact=False. Use exact=True.")
+    if len(devices) < 2:
+        raise PlanError(f"verify compares at least two runs. Got devices={tuple(devices)}. Use devices=(1, 2).")
     if trainer._open_team is not None and not trainer._open_team.closed:
         trainer._backend.controls()  # refuses what its own workers lack, before others are started that have it
     chosen = source.first(trainer._source(data, batch_size, shuffle=True), steps)
@@ -76,7 +78,7 @@ def verify(
     """Makes the steps at each count of devices; raises DivergedError at the first difference, with step and tensor."""
     result: dict[int, tuple[str, ...]] = {}
     reference: list[dict[str, str]] = []
-    for count in devices:
+    for position, count in enumerate(devices, start=1):
         found = []
         with on(count) as trainer:
             for batch in batches:
@@ -88,11 +90,16 @@ def verify(
         if difference is not None:
             raise DivergedError(
                 f"Any number of devices gives the same bits. With {count} devices {difference[1]!r} differs from "
-                f"{devices[0]} after step {difference[0]}. Look for something that depends on the process: its id, its "
-                "clock, a generator of Python's or numpy's.",
+                f"{devices[0]} after step {difference[0]}. Look for what one process has and another has not: values "
+                "that the model or the loss keeps in attributes, lists or dicts; Python's or NumPy's random numbers; "
+                "the process id; the clock." + _untried(devices[position:]),
                 result,
             )
     return Verification(result)
+
+
+def _untried(counts: Sequence[int]) -> str:
+    return f" Not tried: {', '.join(map(str, counts))} devices." if counts else ""
 
 
 def _difference(one: list[dict[str, str]], other: list[dict[str, str]]) -> tuple[int, str] | None:

@@ -469,7 +469,7 @@ def test_after_verify_every_replica_is_back(kit):
     with lockstep.wrap(model, kit.sgd(model, 0.1), kit.cross_entropy(), devices=2, shards=2, threads=1) as trainer:
         rows, names = trainer.predict(X), trainer._backend.devices
         assert len(names) == 2
-        assert trainer.verify((X, LABELS), steps=1, devices=(1,), batch_size=NUM_EXAMPLES).equal
+        assert trainer.verify((X, LABELS), steps=1, devices=(1, 1), batch_size=NUM_EXAMPLES).equal
         assert trainer._backend.devices == names
         np.testing.assert_array_equal(trainer.predict(X), rows)
         assert np.isfinite(trainer.step((X, LABELS))["loss"])

@@ -1,11 +1,17 @@
 """`lockstep devices` and `lockstep verify`, the latter mostly on the numpy reference, whose workers start fast."""
 
 import importlib.util
+import io
+import subprocess
+import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from lockstep import __version__ as version
 from lockstep.cli import devices as hardware
+from lockstep.cli import verify as verification
 from lockstep.cli.app import app
 from lockstep.errors import PlatformError
 
@@ -145,11 +151,11 @@ def test_what_cannot_be_verified(script, function, message):
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("devices", ["", "0,1", "one", "2,2", "1;2"])
+@pytest.mark.parametrize("devices", ["", "0,1", "one", "2,2", "1;2", "16"])  # one number compares nothing
 def test_numbers_of_devices_that_are_none(devices):
     result = lockstep("verify", "--devices", devices)
     assert result.exit_code == 2
-    assert "lists different whole numbers" in " ".join(result.stderr.split())
+    assert "lists two or more different integers" in " ".join(result.stderr.split())
 
 
 def test_shards_belong_to_the_scripts_trainer(script):
@@ -174,3 +180,62 @@ def test_bits_that_follow_the_process_are_found(script):
     result = lockstep("verify", f"{script(PROCESS)}:make_trainer", "--devices", "1,2", "--steps", 2)
     assert result.exit_code == 1
     assert "With 2 devices 'model.weight' differs from 1 after step 1." in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import nowhere_to_be_found\n", "ModuleNotFoundError"),
+        ("def make_trainer():\n    raise ValueError('no data here')\n", "no data here"),
+        ("def make_trainer(net):\n    pass\n", "missing 1 required positional argument"),
+        ("import sys\nsys.exit(1)\n", "SystemExit: 1"),
+    ],
+)
+def test_a_script_that_fails_is_no_difference_of_bits(script, text, words):
+    """Exit code 1 is for different bits alone; a script's own error keeps its traceback."""
+    result = lockstep("verify", f"{script(text)}:make_trainer", "--devices", "1,2")
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert words in result.stderr
+
+
+def test_a_script_finds_no_arguments_of_the_command_line(script):
+    path = script("import sys\nassert sys.argv == [__file__], sys.argv\n" + MAKE)
+    result = lockstep("verify", f"{path}:make_trainer", "--devices", "1,2", "--steps", 1)
+    assert result.exit_code == 0, result.stderr
+    assert "The same bits after 1 step on 1 and 2 devices." in result.output
+
+
+def test_an_interrupt_is_no_difference_of_bits(script):
+    result = lockstep("verify", f"{script('def make_trainer(): raise KeyboardInterrupt')}:make_trainer")
+    assert result.exit_code == 130
+
+
+def test_eight_columns_fit_into_a_narrow_terminal():
+    """With bare numbers as headings and digests that are not cut off in the middle."""
+    output = io.StringIO()
+    console = Console(file=output, width=80)
+    console.print(verification._table(dict.fromkeys(range(1, 9), ("0123456789abcdef",)), console.width))
+    heading, _, row = [line.split() for line in output.getvalue().splitlines() if line.strip()]
+    assert heading == ["step", *"12345678"]
+    assert len(row) == 9
+    assert "…" not in output.getvalue()
+
+
+def test_the_picture_of_the_demo_is_checked_before_the_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = lockstep("demo", "--table", tmp_path / "file" / "table.svg")
+    assert result.exit_code == 2
+    assert f"--table needs a file that can be written. Got {tmp_path}/file/table.svg: " in result.stderr
+
+
+# -- the command itself
+
+
+def test_version():
+    assert lockstep("--version").output == f"lockstep {version}\n"
+
+
+def test_python_m_lockstep():
+    result = subprocess.run([sys.executable, "-m", "lockstep", "--version"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, f"lockstep {version}\n")

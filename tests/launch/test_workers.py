@@ -190,8 +190,8 @@ def test_messages_before_the_exception_come_first() -> None:
 
 def test_a_failure_nobody_waits_for_ends_the_worker_and_can_be_asked_for() -> None:
     with running(entries.echo, entries.raise_at_length, entries.send_then_raise) as workers:
-        assert len(select.select(workers.pidfds[1:2], [], [], 10)[0]) == 1
-        assert len(select.select(workers.pidfds[2:3], [], [], 10)[0]) == 1
+        assert len(select.select(workers.pidfds[1:2], [], [], 60)[0]) == 1
+        assert len(select.select(workers.pidfds[2:3], [], [], 60)[0]) == 1
         assert workers.poll_dead() == 1
         with pytest.raises(WorkerError, match="raised ScriptError: xxx"):
             workers.raise_end(1)

@@ -1,5 +1,6 @@
 """The commands and their options; each does its work in a file of its own."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lockstep import __version__
 from lockstep.cli import demo as demonstration
 from lockstep.cli import devices as hardware
 from lockstep.cli import verify as verification
@@ -16,7 +18,7 @@ from lockstep.errors import DivergedError, LockstepError
 Framework = Annotated[
     str | None, typer.Option(help="torch, jax, tensorflow or mxnet; without it, the first that is installed.")
 ]
-DIFFERENT, UNUSABLE = 1, 2  # exit codes: bits differ; the command could not do its work
+DIFFERENT, UNUSABLE, INTERRUPTED = 1, 2, 130  # exit codes: bits differ; the command could not run; Ctrl-C
 
 app = typer.Typer(
     name="lockstep",
@@ -30,7 +32,22 @@ app = typer.Typer(
 
 def main() -> None:
     """Runs the command line."""
-    app()
+    app(prog_name="lockstep")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"lockstep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options of `lockstep` itself."""
 
 
 @app.command()
@@ -40,8 +57,11 @@ def demo(
     curves: Annotated[Path, typer.Option(help="Where the picture of the curves goes.")] = Path("lockstep-demo.png"),
     table: Annotated[Path | None, typer.Option(help="Also save the table, as an SVG picture.")] = None,
 ) -> None:
-    """Train digits on 1, 2 and 3 replicas, and on 1 and 2 with what the framework's users write today."""
-    with _told():
+    """Train digits with Lockstep and with its peer.
+
+    Lockstep runs on 1, 2 and 3 replicas; what the framework's users write today runs on 1 and 2.
+    """
+    with _exit_codes():
         if not demonstration.show(Console(), hardware.chosen(framework), epochs, curves, table):
             raise typer.Exit(DIFFERENT)
 
@@ -49,7 +69,7 @@ def demo(
 @app.command()
 def devices() -> None:
     """Show what each installed framework can train on here."""
-    with _told():
+    with _exit_codes():
         hardware.show(Console())
 
 
@@ -69,13 +89,16 @@ def verify(
     shards: Annotated[int | None, typer.Option(min=1, help="Shards of the built-in network.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples in a batch, where data comes as arrays.")] = 256,
 ) -> None:
-    """Make the same steps on each number of devices and compare the bits."""
+    """Compare the bits on several numbers of devices.
+
+    Exit code 0: equal; 1: different; 2: the command could not run; 130: Ctrl-C.
+    """
     if script is not None and shards is not None:
         raise typer.BadParameter("A script's trainer has its own. Use lockstep.wrap(..., shards=...) there.")
     if script is not None and framework is not None:
         raise typer.BadParameter("A script's trainer has its own framework. Leave --framework out.")
     question = verification.Question(_counts(devices), steps, shards, batch_size)
-    with _told():
+    with _exit_codes():
         if script is None:
             subject = verification.built_in(hardware.chosen(framework), question)
         else:
@@ -93,16 +116,26 @@ def _counts(text: str) -> tuple[int, ...]:
         counts = tuple(int(part) for part in text.split(","))
     except ValueError:
         counts = ()
-    if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
-        raise typer.BadParameter(f"--devices lists different whole numbers from 1 on. Got {text!r}. Use 1,2,4.")
+    if len(counts) < 2 or min(counts) < 1 or len(set(counts)) < len(counts):
+        raise typer.BadParameter(f"--devices lists two or more different integers from 1 on. Got {text!r}. Use 1,2,4.")
     return counts
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Says what Lockstep raised on purpose in its own words, without a traceback, and leaves with its exit code."""
+def _exit_codes() -> Iterator[None]:
+    """Exits with 1 if bits differ and for no other reason, so that a script can tell.
+
+    Lockstep's own errors are printed without a traceback, those of the user's script with theirs.
+    """
     try:
         yield
+    except typer.Exit:
+        raise
     except LockstepError as error:
         Console(stderr=True).print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(DIFFERENT if isinstance(error, DivergedError) else UNUSABLE) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except (Exception, SystemExit):  # sys.exit(1) in the user's script says nothing about bits
+        traceback.print_exc()
+        raise typer.Exit(UNUSABLE) from None

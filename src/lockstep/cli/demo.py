@@ -25,7 +25,7 @@ from rich.text import Text
 from lockstep.callbacks import History
 from lockstep.callbacks.numerals import duration
 from lockstep.cli import scripts
-from lockstep.errors import MissingExtra, WorkerError
+from lockstep.errors import MissingExtra, SaveError, WorkerError
 from lockstep.launch.environment import worker_environment
 from lockstep.launch.interrupt import deferred
 
@@ -62,6 +62,8 @@ class Outcome:
 
 def show(console: Console, framework: str, epochs: int, curves: Path, picture: Path | None) -> bool:
     """Runs everything and prints it; tells whether Lockstep's digests were equal."""
+    if picture is not None:
+        _check_writable(picture)
     own = scripts.of(framework)
     peer = own.peer
     train = _with_epochs(own.train, epochs)
@@ -162,6 +164,15 @@ def _draw(history: History, path: Path) -> str:
         return str(error)
 
 
+def _check_writable(path: Path) -> None:
+    """Raises before minutes of training if the picture cannot be written after them."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise SaveError(f"--table needs a file that can be written. Got {path}: {error.strerror}.") from error
+
+
 def _save(result: Group, path: Path) -> None:
     """Writes the table as a picture of its own width, in whatever fixed-width font the reader has."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
@@ -169,5 +180,4 @@ def _save(result: Group, path: Path) -> None:
         console.print(result)
         drawn = console.export_svg(title="lockstep demo", unique_id="lockstep-demo")
     drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL).replace("Fira Code", "DejaVu Sans Mono")
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(drawn, encoding="utf-8")

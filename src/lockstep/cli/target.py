@@ -44,7 +44,12 @@ def _module(path: Path) -> Any:
     sys.modules[MODULE] = module
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as Python does for a script; workers are given the same path
-    spec.loader.exec_module(module)
+    arguments = sys.argv
+    sys.argv = [str(path)]  # the command line is ours; a script that reads its own finds no arguments
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.argv = arguments
     cloudpickle.register_pickle_by_value(module)
     return module
 

@@ -18,7 +18,7 @@ from lockstep.trainer import Trainer
 from lockstep.verification import Verification
 
 DIGEST_CHARACTERS = 16
-LEAST_CHARACTERS = 8
+LEAST_CHARACTERS = 6
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def show(console: Console, question: Question, subject: Subject) -> None:
             console.print(_table(error.digests, console.width))
         raise
     console.print(_table(result.digests, console.width))
-    verdict = f"  The same bits after each of {question.steps} steps on {counts} devices."
+    steps = "1 step" if question.steps == 1 else f"each of {question.steps} steps"
+    verdict = f"  The same bits after {steps} on {counts} devices."
     console.print(Text(verdict, style="bold green"))
 
 
@@ -99,7 +100,9 @@ def _table(digests: Mapping[int, Sequence[str]], width: int) -> Table:
     """One row per step, one column per number of devices; the digests as long as there is room for."""
     room = (width - len("  step  ")) // len(digests) - len("   ")
     characters = min(DIGEST_CHARACTERS, max(LEAST_CHARACTERS, room))
-    table = Table("step", *(f"{number} device{'s' * (number > 1)}" for number in digests), box=box.SIMPLE_HEAD)
+    short = characters < len("8 devices")
+    names = (str(number) if short else f"{number} device{'s' * (number > 1)}" for number in digests)
+    table = Table("step", *names, box=box.SIMPLE_HEAD)
     for step, row in enumerate(zip(*digests.values(), strict=True), start=1):
         styles = ["green" if digest == row[0] else "bold red" for digest in row]
         cells = zip(row, styles, strict=True)
