@@ -19,7 +19,7 @@ from lockstep.callbacks import (
 )
 from lockstep.checkpoint import Checkpoint, load_arrays
 from lockstep.core.metrics import Metric
-from lockstep.core.objective import objective
+from lockstep.core.objective import Sum, objective
 from lockstep.errors import LockstepError
 from lockstep.primitives import allreduce, replicate, split
 from lockstep.trainer import Trainer
@@ -38,6 +38,7 @@ __all__ = [
     "Metric",
     "Plot",
     "ReduceLROnPlateau",
+    "Sum",
     "TensorBoard",
     "Trainer",
     "allreduce",

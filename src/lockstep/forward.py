@@ -1,11 +1,13 @@
 """Forward: passes over data that change nothing, for `evaluate` and `predict`."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lockstep.core import batches, loop, plan, tree
+from lockstep.core.reduction import Reduction
 from lockstep.data.source import Source
 from lockstep.errors import BatchError
 
@@ -47,6 +49,20 @@ def evaluate(trainer: "Trainer", data: Source) -> dict[str, float]:
     return dict(totals)
 
 
+def read_reduction(trainer: "Trainer", batch: Any) -> Reduction | None:
+    """How the loss is taken: as the run knows it, else as this batch tells; None if the loss itself says so.
+
+    It is found out by the process that has the first shard, whatever the number of devices, and shared with the others.
+    """
+    run, team = trainer._run, trainer._team
+    if run.reduction is not None or trainer._backend.criterion is None:
+        return run.reduction
+    works, _ = trainer._works(batch, run.step, trainer._num_shards(batches.count(batch)))
+    first = {replica: {0: own[0]} if 0 in own else {} for replica, own in works[0].pieces.items()}
+    found: Reduction = team.share(lambda: team.member.read_reduction(replace(works[0], pieces=first)))
+    return found
+
+
 def rows(trainer: "Trainer", inputs: Iterator[Any]) -> Any:
     """The outputs for every batch of inputs, put end to end."""
     found = []
@@ -60,11 +76,13 @@ def rows(trainer: "Trainer", inputs: Iterator[Any]) -> Any:
 
 def _gather(trainer: "Trainer", method: str, read: Iterator[Any]) -> Iterator[tuple[int, int, dict[int, Any]]]:
     """For every batch the numbers of shards and examples, and every shard's result; the first batch decides."""
-    num_shards = None
+    num_shards = reduction = None
     for index, batch in enumerate(read):
         num_examples = batches.count(batch)
         num_shards = num_shards or trainer._num_shards(num_examples)
-        works, _ = trainer._works(batch, index, num_shards)
+        if method == "evaluate" and reduction is None:  # for this evaluation alone: it is the first step that decides
+            reduction = read_reduction(trainer, batch)
+        works, _ = trainer._works(batch, index, num_shards, reduction)
         parts = trainer._team.gather(method, works)
         yield num_shards, num_examples, {shard: value for part in parts for shard, value in part.items()}
     if num_shards is None:

@@ -6,15 +6,18 @@ from numbers import Integral
 from typing import Any
 
 from lockstep.core import plan
+from lockstep.core.objective import Objective
+from lockstep.core.reduction import Reduction
 from lockstep.devices import is_cpu
-from lockstep.errors import PlanError, StateError
+from lockstep.errors import CheckpointError, PlanError, StateError
 
 
 @dataclass
 class Run:
     """Seed, shards and threads, which are part of the result, and the numbers of steps and epochs made.
 
-    Shards and threads that were not given are decided at the first batch.
+    Shards and threads that were not given are decided at the first batch, and so is how the loss is taken if it does
+    not say so itself.
     """
 
     seed: int = 0
@@ -22,6 +25,7 @@ class Run:
     threads: int | None = None
     step: int = 0
     epoch: int = 0
+    reduction: Reduction | None = None
     given: frozenset[str] = frozenset()  # what was chosen, and so is not taken from a checkpoint
 
     def __post_init__(self) -> None:
@@ -33,9 +37,10 @@ class Run:
         if not _whole(self.seed):
             raise PlanError(f"seed is a whole number. Got seed={self.seed!r}. Use seed=0.")
 
-    def state(self) -> dict[str, int | None]:
-        """The numbers by name, for a checkpoint."""
-        return {name: getattr(self, name) for name in ("step", "epoch", "seed", "shards", "threads")}
+    def state(self) -> dict[str, int | str | None]:
+        """The numbers by name, for a checkpoint, and how the loss is taken."""
+        numbers = {name: getattr(self, name) for name in ("step", "epoch", "seed", "shards", "threads")}
+        return {**numbers, "reduction": None if self.reduction is None else self.reduction.value}
 
     def check(self, saved: Mapping[str, Any], exact: bool, num_devices: int) -> None:
         """Refuses a saved run with other numbers than those chosen for this one."""
@@ -55,8 +60,21 @@ class Run:
 
     def take_over(self, saved: Mapping[str, Any]) -> None:
         """Goes on as the saved run, with those numbers that were not chosen for this one."""
-        for name in self.state().keys() - self.given:
+        for name in self.state().keys() - self.given - {"reduction"}:
             setattr(self, name, saved[name])
+        self.reduction = saved_reduction(saved)
+
+    @property
+    def loss_line(self) -> str:
+        """What a person is told of the loss, as the end of the opening line; empty if there is nothing to tell."""
+        return ", loss: taken as the mean over examples" if self.reduction is Reduction.ASSUMED else ""
+
+    def note_objective(self, loss: Any) -> str:
+        """Notes how an objective is taken, once it has been called; gives what the opening line lacks."""
+        if self.reduction is not None or not isinstance(loss, Objective) or loss.gives_sum:
+            return ""
+        self.reduction = Reduction.ASSUMED
+        return self.loss_line
 
     def opening(self, batch_size: int, devices: Sequence[str], raised: bool) -> str:
         """The line with which training opens.
@@ -75,7 +93,19 @@ class Run:
         ]
         if is_cpu(devices[0]):
             words.append(f"{self.threads} thread{'s' * (self.threads > 1)} per shard")
-        return ", ".join([*words, f"seed {self.seed}"])
+        return ", ".join([*words, f"seed {self.seed}"]) + self.loss_line
+
+
+def saved_reduction(saved: Mapping[str, Any]) -> Reduction | None:
+    """How the loss was taken in a saved run; before this was saved, always as the mean."""
+    if "reduction" not in saved:
+        return Reduction.ASSUMED if saved["step"] else None
+    value = saved["reduction"]
+    if value not in (None, *(each.value for each in Reduction)):
+        raise CheckpointError(
+            f"A manifest holds 'reduction' as Lockstep writes it. Got {value!r}. Use another checkpoint."
+        )
+    return None if value is None else Reduction(value)
 
 
 def _whole(value: object) -> bool:

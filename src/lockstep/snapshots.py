@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.backends.base import Attributed, Backend, Recipe
 from lockstep.checkpoint import Snapshot
 from lockstep.errors import CheckpointError, ExactError, StateError
-from lockstep.run import Run
+from lockstep.run import Run, saved_reduction
 
 BITS = 2  # raised whenever Lockstep itself comes to other bits from the same run
 
@@ -52,6 +52,7 @@ def restore(saved: Snapshot, recipe: Recipe, backend: Backend, run: Run, num_dev
     """Takes a snapshot over."""
     facts, exact = saved.facts, recipe.options.exact
     check_facts(facts, _FACTS)
+    saved_reduction(facts)
     _check_fit(facts, recipe, backend)
     if exact:
         _check_exact(facts, recipe, backend)
@@ -59,7 +60,7 @@ def restore(saved: Snapshot, recipe: Recipe, backend: Backend, run: Run, num_dev
     with _attributes(facts, backend):
         backend.load(saved.state)
     backend.set_numbers(facts["numbers"])
-    run.take_over(facts)
+    run.take_over(facts if backend.criterion is not None else {**facts, "reduction": None})
 
 
 @contextmanager

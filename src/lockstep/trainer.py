@@ -15,6 +15,7 @@ from lockstep.checkpoint import Checkpoint, Snapshot, find, write
 from lockstep.core import batches, digest, plan
 from lockstep.core.breakdown import Breakdown
 from lockstep.core.metrics import Sums
+from lockstep.core.reduction import Reduction
 from lockstep.data import source
 from lockstep.data.class_weights import weighed
 from lockstep.devices import is_cpu
@@ -115,15 +116,20 @@ class Trainer:
         run = self._run
         self._begun += 1
         num_examples = batches.count(batch)
+        known = run.reduction
+        run.reduction = forward.read_reduction(self, batch)
         if not self.opening:
             self._decide(num_examples)
         works, parts = self._works(batch, run.step, self._num_shards(num_examples))
         team = self._team
         team.member.committed = False
         try:
-            return team.step(works, parts)
+            sums = team.step(works, parts)
         finally:  # an interrupt that waited for the update comes out here
             run.step += team.member.committed
+            run.reduction = run.reduction if team.member.committed else known
+        self.opening += run.note_objective(self._recipe.loss)
+        return sums
 
     # -- forward only
 
@@ -297,13 +303,16 @@ class Trainer:
         size = self._batch_size if self.resumed and self._batch_size else num_examples  # it may go on at a short tail
         self.opening = run.opening(size, devices, raised)
 
-    def _works(self, batch: Any, step: int, num_shards: int) -> tuple[list[Work], plan.Plan]:
-        """Every process's part of the batch."""
+    def _works(
+        self, batch: Any, step: int, num_shards: int, reduction: Reduction | None = None
+    ) -> tuple[list[Work], plan.Plan]:
+        """Every process's part of the batch; the run says how the loss is taken, unless `reduction` does."""
         run, team = self._run, self._team
         num_examples = batches.count(batch)
         parts = plan.Plan.even(num_shards, len(team.devices))
+        summed = (reduction or run.reduction) is Reduction.SUM
         threads = run.threads or plan.default_threads(self._backend.num_threads(), parts.num_shards)
         return [
-            Work(pieces, num_examples, parts.num_shards, threads, run.seed, step)
+            Work(pieces, num_examples, parts.num_shards, threads, run.seed, step, summed=summed)
             for pieces in batches.deal(batch, parts, team.replicas())
         ], parts

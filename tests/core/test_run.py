@@ -2,8 +2,9 @@
 
 import pytest
 
-from lockstep.errors import PlanError
-from lockstep.run import Run
+from lockstep.core.reduction import Reduction
+from lockstep.errors import CheckpointError, PlanError
+from lockstep.run import Run, saved_reduction
 
 CPUS = [f"cpu:{index}" for index in range(8)]
 
@@ -35,6 +36,20 @@ CPUS = [f"cpu:{index}" for index in range(8)]
             "device has one), batch 64, 1 thread per shard, seed 0",
         ),
         (Run(0, 8, 1), 256, ["cuda:0"], False, "1 device (cuda:0), 8 shards of 32, batch 256, seed 0"),
+        (
+            Run(0, 8, 1, reduction=Reduction.ASSUMED),
+            256,
+            ["cuda:0"],
+            False,
+            "1 device (cuda:0), 8 shards of 32, batch 256, seed 0, loss: taken as the mean over examples",
+        ),
+        (
+            Run(0, 8, 1, reduction=Reduction.SUM),
+            256,
+            ["cuda:0"],
+            False,
+            "1 device (cuda:0), 8 shards of 32, batch 256, seed 0",
+        ),
     ],
 )
 def test_opening(run, batch_size, devices, raised, line):
@@ -55,3 +70,27 @@ def test_errors(values, message):
     with pytest.raises(PlanError) as caught:
         Run(**values)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("reduction", [None, *Reduction])
+def test_how_the_loss_is_taken_is_saved(reduction):
+    saved = Run(step=3, reduction=reduction).state()
+    run = Run()
+    run.take_over(saved)
+    assert run.reduction is reduction
+
+
+def test_a_run_that_was_saved_without_goes_on_with_the_mean():
+    state = Run(step=3).state()
+    del state["reduction"]
+    assert saved_reduction(state) is Reduction.ASSUMED
+    assert saved_reduction({**state, "step": 0}) is None  # nothing was taken for anything yet
+
+
+@pytest.mark.parametrize("value", ["median", 3, ["sum"]])
+def test_a_manifest_that_says_something_else(value):
+    with pytest.raises(CheckpointError) as caught:
+        saved_reduction({"step": 1, "reduction": value})
+    assert str(caught.value) == (
+        f"A manifest holds 'reduction' as Lockstep writes it. Got {value!r}. Use another checkpoint."
+    )

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums
 from lockstep.core.options import Options
+from lockstep.core.reduction import Criterion
 
 Node = Mapping[str, Any]
 
@@ -67,6 +68,7 @@ class Work:
     step: int
     phase: str = STEP
     first: Callable[[], Any] | None = None
+    summed: bool = False  # whether a loss of (outputs, targets) that does not say so itself is a sum
 
     @property
     def shards(self) -> dict[int, Any]:
@@ -131,6 +133,10 @@ class Backend(Protocol):
         """The metrics in the vector of sums, as far as they are known."""
 
     # -- forward only
+
+    @property
+    def criterion(self) -> Criterion | None:
+        """The loss of one shard's outputs and targets, both numpy, changing nothing; None if its reduction is known."""
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """The sums of each shard, without training."""

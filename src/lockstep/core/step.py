@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core import digest, tree
-from lockstep.core.batches import Rows
+from lockstep.core.batches import Rows, count, transform
 from lockstep.core.breakdown import Laps
 from lockstep.core.metrics import DIVIDED, WEIGHT, Sums
+from lockstep.core.reduction import Reduction, judge
 from lockstep.errors import NonFiniteError, PeerFailed
 
 if TYPE_CHECKING:
@@ -125,6 +126,25 @@ class Member:
         work = self._filled(work)
         with self._turn, self.backend.computing(work):
             return dict(self.backend.forward(work))
+
+    def read_reduction(self, work: "Work") -> Reduction:
+        """Judges the loss by the outputs of the first shard, in evaluation mode; the state stays as it is.
+
+        With example weights the loss is a mean by them. What raises here is left for the step to raise.
+        """
+        backend, criterion = self.backend, self.backend.criterion
+        piece = self._filled(work).shards[0]
+        if criterion is None or not (isinstance(piece, tuple) and len(piece) == 2):
+            return Reduction.MEAN
+        inputs, targets = piece
+        ahead = replace(work, pieces={replica: {0: inputs} if 0 in own else {} for replica, own in work.pieces.items()})
+        with self._turn:
+            try:
+                with backend.computing(ahead):
+                    outputs = dict(backend.forward(ahead))[0]
+                    return judge(criterion, outputs, transform(targets, backend.host), count(inputs))
+            except Exception:
+                return Reduction.ASSUMED
 
     def digests(self, work: "Work") -> dict[int, dict[str, str]]:
         """The digest of every array of the state, as each of this process's replicas has it."""

@@ -362,6 +362,29 @@ XYW = (X, LABELS, EXAMPLE_WEIGHTS)
 NAMED = {"x": X, "y": LABELS}
 NAMED_GAPPED = {"x": X, "y": GAPPED}
 
+
+def squared_sum(out, y):
+    return ((out - y) ** 2).sum()
+
+
+def summed_pair(out, y):
+    return lockstep.Sum((entropies_of(out, y) * (y != IGNORED)).sum(), (y != IGNORED).sum())
+
+
+def pair_by_hand(net, x, y):
+    return mean(entropies(net, x, y), y != IGNORED)
+
+
+@lockstep.objective
+def sum_objective(net, batch):
+    return summed_pair(net(batch["x"]), batch["y"])
+
+
+@lockstep.objective
+def whole_sum(net, batch):
+    return lockstep.Sum(entropies(net, **batch).sum())
+
+
 forms = [
     # Means over examples.
     form("cross entropy", XY, "cross_entropy", entropy),
@@ -491,6 +514,11 @@ forms = [
     ),
     form("objective of examples", NAMED, objective_of_examples, lambda net, batch: entropy(net, **batch)),
     form("objective of the model's parts", NAMED, objective_of_parts, lambda net, batch: entropy(net, **batch)),
+    form("objective of a Sum", NAMED_GAPPED, sum_objective, lambda net, batch: pair_by_hand(net, **batch)),
+    form("objective of a Sum without a count", NAMED, whole_sum, lambda net, batch: entropies(net, **batch).sum()),
+    # Functions that are sums.
+    form("a function that is a sum", (X, VALUES), squared_sum, lambda net, x, y: squared_sum(net(x), y)),
+    form("a function that gives a Sum", (X, GAPPED), summed_pair, lambda net, x, y: pair_by_hand(net, x, y)),
     # The model's own loss.
     form(
         "an output with a loss",

@@ -202,6 +202,26 @@ METRICS_OF_CLASSES = [
     low,
 ]
 
+
+def squared_sum(y_true, y_pred):
+    return tf.reduce_sum((y_pred - y_true) ** 2)
+
+
+def pair_by_hand(net, x, y):
+    return mean(entropies(net, x, y), counted(y))
+
+
+@lockstep.objective
+def sum_objective(net, batch):
+    losses = entropies(net, **batch)
+    return lockstep.Sum(tf.reduce_sum(losses * counted(batch["y"])), tf.reduce_sum(counted(batch["y"])))
+
+
+@lockstep.objective
+def whole_sum(net, batch):
+    return lockstep.Sum(tf.reduce_sum(entropies(net, **batch)))
+
+
 forms = [
     form("cross entropy", XY, cross_entropy("sum_over_batch_size", None), entropies),
     form("ignored targets", (X, GAPPED), cross_entropy(), lambda net, x, y: mean(entropies(net, x, y), counted(y))),
@@ -226,6 +246,21 @@ forms = [
     ),
     form("a mask of the model's own", (STEPS, X[:, None, :1] * np.ones(7)), SQUARES, over_mask, make=masked),
     form("sum", XY, cross_entropy("sum", None), lambda net, x, y: tf.reduce_sum(entropies(net, x, y))),
+    form("a function that is a sum", (X, VALUES), squared_sum, lambda net, x, y: squared_sum(y, net(x))),
+    form(
+        "a function that is a sum, with regularization",
+        (X, VALUES),
+        squared_sum,
+        lambda net, x, y: squared_sum(y, net(x)) + sum(net.losses),
+        make=regularized,
+    ),
+    form("objective of a Sum", {"x": X, "y": GAPPED}, sum_objective, lambda net, batch: pair_by_hand(net, **batch)),
+    form(
+        "objective of a Sum without a count",
+        {"x": X, "y": LABELS},
+        whole_sum,
+        lambda net, batch: tf.reduce_sum(entropies(net, **batch)),
+    ),
     form("squares", (X, VALUES), SQUARES, squares),
     form(
         "regularization",

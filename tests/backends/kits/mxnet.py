@@ -333,6 +333,33 @@ NAMED = {"x": X, "y": LABELS}
 NAMED_GAPPED = {"x": X, "y": GAPPED}
 SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss
 
+
+def squared_sum(out, y):
+    return ((out - y) ** 2).sum()
+
+
+def summed_pair(out, y):
+    return lockstep.Sum((entropies(out, y) * counted(y)).sum(), counted(y).sum())
+
+
+def pair_by_hand(net, x, y):
+    return mean(entropies(net(x), y), counted(y))
+
+
+def total_by_hand(net, x, y):
+    return entropies(net(x), y).sum()
+
+
+@lockstep.objective
+def sum_objective(net, batch):
+    return summed_pair(net(batch["x"]), batch["y"])
+
+
+@lockstep.objective
+def whole_sum(net, batch):
+    return lockstep.Sum(total_by_hand(net, **batch))
+
+
 forms = [
     # Means over examples.
     form("cross entropy", XY, SOFTMAX(), entropy),
@@ -448,6 +475,11 @@ forms = [
         measured=lambda net, batch: {"size": batch["x"].abs()},
     ),
     form("objective of examples", NAMED, objective_of_examples, lambda net, batch: entropy(net, **batch)),
+    form("objective of a Sum", NAMED_GAPPED, sum_objective, lambda net, batch: pair_by_hand(net, **batch)),
+    form("objective of a Sum without a count", NAMED, whole_sum, lambda net, batch: total_by_hand(net, **batch)),
+    # Functions that are sums.
+    form("a function that is a sum", (X, VALUES), squared_sum, lambda net, x, y: squared_sum(net(x), y)),
+    form("a function that gives a Sum", (X, GAPPED), summed_pair, lambda net, x, y: pair_by_hand(net, x, y)),
     # The model's own loss.
     form(
         "an output with a loss",

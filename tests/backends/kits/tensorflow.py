@@ -202,6 +202,37 @@ XYW = (X, LABELS, EXAMPLE_WEIGHTS)
 NAMED = {"x": X, "y": LABELS}
 SQUARES = keras.losses.MeanSquaredError(dtype="float64")
 
+
+def squared_sum(out, y):
+    return tf.reduce_sum((out - y) ** 2)
+
+
+class SquaredSum(keras.losses.Loss):
+    """Keras means over the one number that it gives."""
+
+    def call(self, y_true, y_pred):
+        return squared_sum(y_pred, y_true)
+
+
+def summed_pair(out, y):
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, out)
+    return lockstep.Sum(tf.reduce_sum(losses * counted(y)), tf.reduce_sum(counted(y)))
+
+
+def pair_by_hand(net, x, y):
+    return mean(entropies(net, x, y), counted(y))
+
+
+@lockstep.objective
+def sum_objective(net, batch):
+    return summed_pair(net(batch["x"]), batch["y"])
+
+
+@lockstep.objective
+def whole_sum(net, batch):
+    return lockstep.Sum(tf.reduce_sum(entropies(net, **batch)))
+
+
 forms = [
     form("cross entropy", XY, "cross_entropy", entropies),
     form("a function", XY, lambda out, y: tf.nn.sparse_softmax_cross_entropy_with_logits(y, out), entropies),
@@ -256,6 +287,18 @@ forms = [
         keras.losses.MeanSquaredError("sum", dtype="float64"),
         lambda net, x, y: tf.reduce_sum(squares(net, x, y)),
     ),
+    form("objective of a Sum", {"x": X, "y": GAPPED}, sum_objective, lambda net, batch: pair_by_hand(net, **batch)),
+    form(
+        "objective of a Sum without a count",
+        NAMED,
+        whole_sum,
+        lambda net, batch: tf.reduce_sum(entropies(net, **batch)),
+    ),
+    form("a function that is a sum", (X, VALUES), squared_sum, lambda net, x, y: squared_sum(net(x), y)),
+    form(
+        "a Keras loss that is a sum", (X, VALUES), SquaredSum(dtype="float64"), lambda net, x, y: squared_sum(net(x), y)
+    ),
+    form("a function that gives a Sum", (X, GAPPED), summed_pair, lambda net, x, y: pair_by_hand(net, x, y)),
     form("objective", NAMED, mean_objective, lambda net, batch: entropies(net, **batch)),
     form("objective of examples", NAMED, objective_of_examples, lambda net, batch: entropies(net, **batch)),
     form(

@@ -333,6 +333,34 @@ XYW = (X, LABELS, EXAMPLE_WEIGHTS)
 NAMED = {"x": X, "y": LABELS}
 NAMED_GAPPED = {"x": X, "y": GAPPED}
 
+
+def squared_sum(out, y):
+    return ((out - y) ** 2).sum()
+
+
+class SquaredSum(nn.Module):
+    def forward(self, out, y):
+        return squared_sum(out, y)
+
+
+def summed_pair(out, y):
+    return lockstep.Sum(F.cross_entropy(out, y, reduction="none")[y != IGNORED].sum(), (y != IGNORED).sum())
+
+
+def pair_by_hand(net, x, y):
+    return F.cross_entropy(net(x), y, ignore_index=IGNORED)
+
+
+@lockstep.objective
+def sum_objective(net, batch):
+    return summed_pair(net(batch["x"]), batch["y"])
+
+
+@lockstep.objective
+def whole_sum(net, batch):
+    return lockstep.Sum(entropies(net, **batch).sum())
+
+
 forms = [
     # Means over examples.
     form("cross entropy", XY, nn.CrossEntropyLoss(), entropy),
@@ -583,6 +611,12 @@ forms = [
         measured=lambda net, batch: {"size": batch["x"].abs().mean()},
     ),
     form("objective of examples", NAMED, objective_of_examples, lambda net, batch: entropy(net, **batch)),
+    form("objective of a Sum", NAMED_GAPPED, sum_objective, lambda net, batch: pair_by_hand(net, **batch)),
+    form("objective of a Sum without a count", NAMED, whole_sum, lambda net, batch: entropies(net, **batch).sum()),
+    # Functions that are sums.
+    form("a function that is a sum", (X, VALUES), squared_sum, lambda net, x, y: squared_sum(net(x), y)),
+    form("a module that is a sum", (X, VALUES), SquaredSum(), lambda net, x, y: squared_sum(net(x), y)),
+    form("a function that gives a Sum", (X, GAPPED), summed_pair, lambda net, x, y: pair_by_hand(net, x, y)),
     # The model's own loss.
     form(
         "an output with a loss",

@@ -5,6 +5,7 @@ Every device holds a replica; which of them computed a shard leaves no trace in 
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, loss, resolve
+from lockstep.core.reduction import Criterion
 from lockstep.errors import LockstepError, ModelError
 
 
@@ -152,6 +154,17 @@ class JaxBackend:
         )
 
     # -- forward only
+
+    @property
+    def criterion(self) -> Criterion | None:
+        """A function that does not say how the examples count; it is called as it is, without compiling."""
+        found = losses.criterion_of(self._recipe.loss)
+        return None if found is None else partial(self._judged, found)
+
+    def _judged(self, criterion: Any, outputs: Any, targets: Any) -> float | None:
+        form, arrays = batches.split((outputs, targets))
+        value = criterion(*form.filled([jax.device_put(array, self._replicas.device) for array in arrays]))
+        return float(value) if isinstance(value, jax.Array) and not value.ndim else None
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Loss and metrics of each shard, without training."""

@@ -17,7 +17,7 @@ import numpy as np
 from jax._src import config as _switches
 
 from lockstep.backends.jax import fields, folding, nodes, trees
-from lockstep.backends.jax.batches import Form
+from lockstep.backends.jax.batches import Form, Place
 from lockstep.backends.jax.fields import Fields
 from lockstep.backends.jax.folding import AXIS
 from lockstep.backends.jax.nodes import Lazy, Total
@@ -50,34 +50,36 @@ class Executables:
         copies = [jax.device_put(host, device, may_alias=False) for device in self.devices]
         return [jax.tree.map(trees.wrapped, copy, tree) for copy in copies]
 
-    def gradient(self, shards: Shards, form: Form, examples: int, alone: bool, layout: Fields) -> Any:
+    def gradient(self, shards: Shards, place: Place, alone: bool, summed: bool, layout: Fields) -> Any:
         """The gradient of one shard, and what tracing it has shown."""
 
         def make() -> tuple[Any, Found]:
             found = Found()
-            return self._program(shards.gradient(form, examples, alone, layout, found)), found
+            run = shards.gradient(place.form, place.examples, alone, summed, layout, found)
+            return self._program(run), found
 
-        return self._once(("gradient", form, alone, layout, _switched()), make)
+        return self._once(("gradient", place.form, alone, summed, layout, _switched()), make)
 
-    def step(self, shards: Shards, form: Form, examples: int, layout: Fields, optimizer: Optimizer, clip: Any) -> Any:
+    def step(self, shards: Shards, place: Place, summed: bool, layout: Fields, optimizer: Optimizer, clip: Any) -> Any:
         """All of a step whose batch is one shard, its leaf for who asks, and what tracing them has shown."""
 
         def make() -> tuple[Any, Any, Found]:
             found = Found()
-            traced = Traced(shards.step(form, examples, layout, found, _update(optimizer, clip)))
+            run = shards.step(place.form, place.examples, summed, layout, found, _update(optimizer, clip))
+            traced = Traced(run)
             step, leaf = (self._program(traced.part(index)) for index in (0, 1))
             return step, leaf, found
 
-        return self._once(("step", form, layout, clip, _switched()), make)
+        return self._once(("step", place.form, summed, layout, clip, _switched()), make)
 
-    def sums(self, shards: Shards, form: Form, examples: int) -> Any:
+    def sums(self, shards: Shards, place: Place, summed: bool) -> Any:
         """The sums of one shard, and what tracing it has shown."""
 
         def make() -> tuple[Any, Found]:
             found = Found()
-            return self._program(shards.sums(form, examples, found)), found
+            return self._program(shards.sums(place.form, place.examples, summed, found)), found
 
-        return self._once(("sums", form, _switched()), make)
+        return self._once(("sums", place.form, summed, _switched()), make)
 
     def outputs(self, shards: Shards, form: Form) -> Any:
         """The outputs of one shard."""

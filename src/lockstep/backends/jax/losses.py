@@ -18,10 +18,12 @@ import jax.numpy as jnp
 from lockstep.backends.jax import fields
 from lockstep.backends.jax.applied import spread
 from lockstep.backends.jax.criteria import CrossEntropy, SquaredError
-from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe
-from lockstep.core.objective import Objective
+from lockstep.core.batches import describe
+from lockstep.core.objective import Objective, Sum, read_sum
+from lockstep.core.weights import explain_missing_input, split_batch
 from lockstep.errors import BatchError, ModelError
 
+_ONE_PER_EXAMPLE = ("optax.losses._classification", "optax.losses._regression")  # what their functions give
 NAMED: dict[str, Any] = {"cross_entropy": CrossEntropy(), "mse": SquaredError()}
 
 
@@ -31,6 +33,7 @@ class Share(NamedTuple):
     examples: int
     fraction: Any
     alone: bool
+    summed: bool = False  # whether a loss that does not say so itself is a sum
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,15 @@ def resolve(loss: Any) -> Any:
     return NAMED.get(loss, loss) if isinstance(loss, str) else loss
 
 
+def criterion_of(loss: Any) -> Callable[[Any, Any], Any] | None:
+    """The loss as a function of (outputs, targets), if it does not say itself how the examples count."""
+    criterion = resolve(loss)
+    own = criterion.func if isinstance(criterion, functools.partial) else criterion
+    said = (getattr(own, "__module__", None) or "") in _ONE_PER_EXAMPLE
+    known = loss is None or isinstance(loss, Objective) or isinstance(criterion, CrossEntropy | SquaredError)
+    return None if known or said else criterion
+
+
 def mean(value: Any, share: Share, **rest: Any) -> Term:
     """A mean over the shard's examples.
 
@@ -100,6 +112,13 @@ def _pair(value: Any, weight: Any, share: Share, counted: Any = None, **rest: An
         return Term(value, loss, weight, 1.0, there=there, **rest)
     divisor = jnp.where(there, weight, 1).astype(jnp.result_type(value))
     return Term(value / divisor, loss, weight, jnp.where(there, 0.0, 1.0), there=there, **rest)
+
+
+def _sum(loss: Sum, share: Share, **rest: Any) -> Term:
+    """A sum, which is divided only if it has a count."""
+    if loss.count is None:
+        return Term(loss.total, loss.total, 0.0, **rest)
+    return _pair(*loss, share, **rest)
 
 
 def call(model: Any, inputs: Any, examples: int) -> Any:
@@ -135,32 +154,22 @@ def _models_own(model: Any, batch: Any, share: Share) -> Term:
 
 
 def _objective(objective: Objective, model: Any, batch: Any, share: Share) -> Term:
-    """What the user's own function says: a mean, a mean with metrics, or (sum, weight)."""
-    result = objective(model, batch)
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
-        loss, values = result
-    else:
-        loss, values = result, {}
-    if isinstance(loss, tuple) and len(loss) == 2:
-        return _pair(*loss, share, values=values)
+    """What the user's own function says: a mean, a sum, or one of them with metrics."""
+    loss, values = objective.compute(model, batch)
+    if isinstance(loss, Sum):
+        return _sum(loss, share, values=values)
     if not isinstance(loss, jax.Array) or (loss.ndim and len(loss) != share.examples):
         raise ModelError(
-            "An objective returns the shard's mean loss as an array, one loss per example, (loss, {name: value}) or "
-            f"(sum, weight). Got {describe(result)} for a shard of {share.examples}."
+            "An objective returns the shard's mean loss as an array, one loss per example, "
+            "lockstep.Sum(total, count), or (one of these, {name: value}). "
+            f"Got {describe(loss)} for a shard of {share.examples}."
         )
     return mean(loss, share, values=values)
 
 
 def parts(batch: Any) -> tuple[Any, Any, Any]:
     """The inputs, targets and example weights (or None) of a batch."""
-    if isinstance(batch, tuple) and len(batch) == 2:
-        return batch[0], batch[1], None
-    if isinstance(batch, tuple) and len(batch) == 3:
-        return batch
-    raise BatchError(
-        "With a loss of (outputs, targets) a batch is (inputs, targets) or (inputs, targets, weights). "
-        f"Got {describe(batch)}. Give one of these, or write an objective:\n{OBJECTIVE_EXAMPLE}"
-    )
+    return split_batch(batch, 'weights.astype("float32")')
 
 
 def inputs(loss: Any, batch: Any) -> Any:
@@ -176,7 +185,8 @@ def inputs(loss: Any, batch: Any) -> Any:
 def _compared(criterion: Any, model: Any, batch: Any, share: Share) -> Term:
     """A loss of (outputs, targets), with example weights where the batch has them."""
     inputs, targets, weights = parts(batch)
-    outputs = call(model, inputs, share.examples)
+    with explain_missing_input(batch):
+        outputs = call(model, inputs, share.examples)
     rest = {"outputs": outputs, "targets": targets}
     own = isinstance(criterion, CrossEntropy | SquaredError)
     if own and not isinstance(targets, jax.Array):
@@ -184,18 +194,19 @@ def _compared(criterion: Any, model: Any, batch: Any, share: Share) -> Term:
             f"Targets are one array with a row per example. Got {describe(targets)}. Give such targets, or a function "
             "of (outputs, targets) as the loss."
         )
-    value = criterion.values(outputs, targets) if own else criterion(outputs, targets)
+    value = criterion.values(outputs, targets) if own else read_sum(criterion(outputs, targets))
     counted = criterion.weights_of(targets, value) if own else None  # one for each value, or None
-    if isinstance(value, tuple) and len(value) == 2 and weights is None:
-        return _pair(*value, share, **rest)
+    if isinstance(value, Sum) and weights is None:
+        return _sum(value, share, **rest)
     if not isinstance(value, jax.Array) or (value.ndim and len(value) != share.examples):
         raise ModelError(
-            f"A loss gives one number, one per example, or (sum, weight). Got {describe(value)} for a shard of "
-            f"{share.examples}."
+            "A loss gives one number, one per example, or lockstep.Sum(total, count). "
+            f"Got {describe(value)} for a shard of {share.examples}."
         )
     if weights is not None:
         value, counted = _weighted(value, counted, weights, share)
-    if own and criterion.reduction == "sum":
+    summed = criterion.reduction == "sum" if own else share.summed and weights is None
+    if summed:
         total = jnp.sum(value)
         return Term(total, total, 0.0, **rest)
     if counted is None:
@@ -214,7 +225,8 @@ def _weighted(value: Any, counted: Any, weights: Any, share: Share) -> tuple[Any
     if not value.ndim:
         raise ModelError(
             "Example weights need a loss that gives one value per example. Got one number for a shard of "
-            f"{share.examples}. Return one value per example, or write an objective that returns (sum, weight)."
+            f"{share.examples}. Return one value per example, or write an objective that returns "
+            "lockstep.Sum(total, count)."
         )
     weights = weights.reshape(-1)
     if counted is None:  # (examples,)

@@ -45,7 +45,7 @@ class Passes:
             for row, place in enumerate(places):
                 if place is not None:
                     alone = work.num_shards == 1
-                    run, found = executables.gradient(self.shards, place.form, place.examples, alone, fields)
+                    run, found = executables.gradient(self.shards, place, alone, work.summed, fields)
                     share = self._replicas.scalar(place.examples / work.num_examples)
                     vectors[row], values = self._run(run, row, place, work, share, np.asarray(place.shard == 0))
                     one.started[row] = place.shard, values, found
@@ -59,9 +59,7 @@ class Passes:
         executables = self._replicas.executables
         params, rest, state = self._replicas.copies[0]
         key = keys.of(work, place.shard)
-        run, leaf, found = executables.step(
-            self.shards, place.form, place.examples, fields, self._replicas.optimizer, clip
-        )
+        run, leaf, found = executables.step(self.shards, place, work.summed, fields, self._replicas.optimizer, clip)
         sums, arrays, *after = run(0, params, rest, state, place.arrays, key)
         if self._last is not None:
             self._last.forget()  # now, while the device is busy: a hundred arrays go, and nobody waits for that
@@ -80,7 +78,7 @@ class Passes:
         started = []
         self.reader.begin()
         for row, place in self._places(work):
-            run, found = self._replicas.executables.sums(self.shards, place.form, place.examples)
+            run, found = self._replicas.executables.sums(self.shards, place, work.summed)
             share = self._replicas.scalar(place.examples / work.num_examples)
             started.append((place.shard, self._run(run, row, place, work, share), found))
         for shard, values, found in started:

@@ -56,11 +56,13 @@ class Shards:
         self._short = jnp.bfloat16 if precision == "bf16" else None
         self._calls = loss is None or isinstance(loss, Objective)  # whether the loss gets the whole batch
 
-    def gradient(self, form: Form, examples: int, alone: bool, layout: Fields, found: Found) -> Callable[..., Any]:
+    def gradient(
+        self, form: Form, examples: int, alone: bool, summed: bool, layout: Fields, found: Found
+    ) -> Callable[..., Any]:
         """(params, rest, arrays, key, fraction, first) -> (vectors, sums) of one shard."""
 
         def run(params: Any, rest: Any, arrays: Any, key: Any, fraction: Any, first: Any) -> Any:
-            share = Share(examples, fraction, alone)
+            share = Share(examples, fraction, alone, summed)
             gradients, others, sums = self._passed(params, rest, form.filled(arrays), key, share, found)
             vectors = layout.vectors(gradients, others, found.changed, None if alone else fraction, first)
             return jax.tree.map(lambda vector: vector[None], vectors), sums  # (1, length): a row of a round
@@ -68,7 +70,7 @@ class Shards:
         return run
 
     def step(
-        self, form: Form, examples: int, layout: Fields, found: Found, update: Callable[..., Any]
+        self, form: Form, examples: int, summed: bool, layout: Fields, found: Found, update: Callable[..., Any]
     ) -> Callable[..., Any]:
         """(params, rest, optimizer's state, arrays, key) -> ((sums, arrays, the first three one step on), vectors).
 
@@ -78,7 +80,7 @@ class Shards:
         """
 
         def run(params: Any, rest: Any, state: Any, arrays: Any, key: Any) -> Any:
-            share = Share(examples, 1.0, alone=True)
+            share = Share(examples, 1.0, alone=True, summed=summed)
             gradients, others, sums = self._passed(params, rest, form.filled(arrays), key, share, found)
             vectors = layout.vectors(gradients, others, found.changed, None, True)
             params, state = update(gradients, state, params, None)
@@ -103,11 +105,11 @@ class Shards:
         found.changed = fields.changed(rest, others)
         return gradients, others, sums
 
-    def sums(self, form: Form, examples: int, found: Found) -> Callable[..., Any]:
+    def sums(self, form: Form, examples: int, summed: bool, found: Found) -> Callable[..., Any]:
         """(params, rest, arrays, key, fraction) -> sums of one shard, without training."""
 
         def run(params: Any, rest: Any, arrays: Any, key: Any, fraction: Any) -> Any:
-            share = Share(examples, fraction, alone=False)
+            share = Share(examples, fraction, alone=False, summed=summed)
             model = self._model.bind(self._cast(params), rest, keys.made(key), training=False)
             return self._measure(self._term_of(model, form.filled(arrays), share), share, found)
 

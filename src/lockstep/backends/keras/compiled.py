@@ -4,7 +4,7 @@ It is written with Keras alone and runs on each of Keras's backends. The variabl
 shard live in a stateless scope: nothing it does is seen by the next.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -197,6 +197,11 @@ class Compiled:
             counted = losses.counted(self.model, y, outputs, weights)
         sums = [scope.get_current_value(variable) for variable in self.measures.variables]
         return Outcome(value, extra, counted, self.after(scope), sums)
+
+    @property
+    def criterion(self) -> Callable[[Any, Any], Any] | None:
+        """The loss as a function of (outputs, targets), if it does not say itself how the examples count."""
+        return None if self.objective is not None else losses.criterion(self.model)
 
     def outputs(self, values: Values, x: Any, training: bool = False) -> Any:
         """The outputs of one shard."""

@@ -4,14 +4,14 @@ Keras divides by the number of values, which is the same for every example. Only
 and the reduction `mean_with_sample_weight` have a denominator of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 from keras.src.backend import get_keras_mask  # JAX's arrays carry no attributes, so theirs lie in a table
 
-from lockstep.backends.counted import Counted
+from lockstep.backends.counted import Counted, is_of_keras
 from lockstep.errors import ModelError
 
 SUM = "sum"
@@ -23,8 +23,29 @@ def flat(model: Any) -> Sequence[Any]:
     return () if compiled is None or not compiled.built else [each.loss for each in compiled._flat_losses]
 
 
-def summed(model: Any) -> bool:
-    """Whether the loss is a plain sum; several losses are all sums or all means."""
+def criterion(model: Any) -> Callable[[Any, Any], Any] | None:
+    """The compiled loss as a function of (outputs, targets), if it has a part that is the script's own function.
+
+    Keras takes what such a function gives for values and means over them: one number stays what it is.
+    """
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        return _unknown
+    compiled = model._compile_loss
+    given = [] if compiled is None else [each for each in keras.tree.flatten(compiled._user_loss) if each is not None]
+    if all(isinstance(each, str) or is_of_keras(each) or getattr(each, "reduction", None) == SUM for each in given):
+        return None
+    return lambda outputs, targets: compiled(targets, outputs)
+
+
+def _unknown(outputs: Any, targets: Any) -> float:
+    """A model's own compute_loss may ask for more than these."""
+    return float("nan")
+
+
+def summed(model: Any, assumed: bool) -> bool:
+    """Whether the loss is a plain sum; several losses are all sums or all means. `assumed` is what its values tell."""
+    if assumed:
+        return True
     kinds = {loss.reduction == SUM for loss in flat(model)}
     if len(kinds) > 1:
         raise ModelError(
@@ -51,7 +72,8 @@ def counted(model: Any, targets: Any, outputs: Any, weights: Any) -> Counted | N
     if len(losses) > 1:
         raise ModelError(
             "With several outputs every loss divides by its examples. Got one that divides by its mask or weights. "
-            "Use reduction='sum_over_batch_size' without masks, or write an objective that returns (sum, weight)."
+            "Use reduction='sum_over_batch_size' without masks, or write an objective that returns "
+            "lockstep.Sum(total, count)."
         )
     factor = model._compile_loss._flat_losses[0].loss_weights
     (one,) = found

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from lockstep.backends.base import Array, Backend, Recipe, Work
 from lockstep.backends.keras import losses, sources
-from lockstep.backends.keras.compiled import Compiled, Outcome, Values
+from lockstep.backends.keras.compiled import Compiled, Outcome, Values, parts
 from lockstep.backends.keras.refusals import RESTORED, check_built
 from lockstep.backends.tensorflow import TensorflowBackend, refusals
 from lockstep.backends.tensorflow import losses as weighing
@@ -109,17 +109,22 @@ class Program:
         if self._compiled.objective is not None:
             return self._objective(values, own, batch, share, training)
         outcome = self._compiled.run(values, batch, training)
-        weighed = self._weighed(outcome, share)
+        weighed = self._weighed(outcome, share._replace(summed=share.summed and parts(batch)[2] is None))
         columns = self._compiled.measures.columns()
         kept = _unchanged(own, values, outcome.kept)
         return weighed.term(kept, outcome.sums, columns)
+
+    @property
+    def criterion(self) -> Callable[[Any, Any], Any] | None:
+        """The compiled loss, if it does not say how the examples count."""
+        return self._compiled.criterion
 
     def outputs(self, own: Copy, inputs: Any, seeds: Any) -> Any:
         """The model's outputs."""
         return self._compiled.outputs(self._values(own, seeds), inputs)
 
     def _weighed(self, outcome: Outcome, share: Share) -> weighing.Weighed:
-        if losses.summed(self._compiled.model):
+        if losses.summed(self._compiled.model, share.summed):
             extra = tf.cast(outcome.extra, outcome.value.dtype)
             part = tf.cast(share.part, outcome.value.dtype)
             value = outcome.value if share.alone else outcome.value - extra + extra * part

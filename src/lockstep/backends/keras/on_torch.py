@@ -8,6 +8,7 @@ what the model computes with.
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -17,7 +18,7 @@ from torch import nn
 
 from lockstep.backends.base import Array, Backend, Node, Recipe, State, Work
 from lockstep.backends.keras import losses, pickling, sources
-from lockstep.backends.keras.compiled import Compiled, Values
+from lockstep.backends.keras.compiled import Compiled, Values, parts
 from lockstep.backends.keras.refusals import check_built, check_precision, check_scale
 from lockstep.backends.keras.slots import Slots
 from lockstep.backends.torch import generators
@@ -25,6 +26,7 @@ from lockstep.backends.torch.backend import TorchBackend
 from lockstep.backends.torch.losses import Share, Term, mean
 from lockstep.backends.torch.shards import CUSTOM_SUMS
 from lockstep.core.metrics import Column, Metric
+from lockstep.core.reduction import Criterion
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
@@ -118,7 +120,7 @@ class KerasOnTorch(TorchBackend):
             vector = torch.cat([*sums, torch.empty(0, dtype=torch.float64)])
         rest: dict[str, Any] = {"outputs": vector, "targets": vector}
         value = outcome.value
-        if losses.summed(compiled.model):
+        if losses.summed(compiled.model, share.summed and parts(batch)[2] is None):
             part = 1.0 if share.alone else share.examples / share.total
             value = value - outcome.extra + outcome.extra * part  # regularization counts once
             return Term(value, value.detach().double(), 0.0, **rest)
@@ -137,6 +139,12 @@ class KerasOnTorch(TorchBackend):
     def columns(self) -> Sequence[Column]:
         """The metrics as Keras names them."""
         return super().columns if self._compiled.objective is not None else self._compiled.measures.columns()
+
+    @property
+    def criterion(self) -> Criterion | None:
+        """The compiled loss, if it does not say how the examples count."""
+        found = self._compiled.criterion
+        return None if found is None else partial(self._judged, found)
 
     # -- state
 

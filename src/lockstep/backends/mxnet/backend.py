@@ -23,6 +23,7 @@ from lockstep.core import seeds, tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, resolve
+from lockstep.core.reduction import Criterion
 from lockstep.errors import PlanError
 
 
@@ -193,6 +194,14 @@ class MxnetBackend:
         return self._shards.columns
 
     # -- forward only
+
+    @property
+    def criterion(self) -> Criterion | None:
+        """A loss of which gluon does not say how the examples count."""
+        return None if losses.criterion_of(self._loss) is None else self._judged
+
+    def _judged(self, outputs: Any, targets: Any) -> float | None:
+        return self._shards.loss(outputs, targets, self._replicas.contexts[0])
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Loss and metrics of each shard in evaluation mode."""

@@ -13,8 +13,8 @@ from mxnet.gluon import HybridBlock
 from mxnet.ndarray.ndarray import NDArray, _new_alloc_handle
 
 from lockstep.backends.mxnet.arrays import is_array
-from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, transform
-from lockstep.errors import BatchError, ModelError
+from lockstep.core.batches import transform
+from lockstep.errors import ModelError
 
 _HELD = {"bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"}  # what MXNet has a type for
 
@@ -61,17 +61,6 @@ def host(value: Any) -> Any:
     if isinstance(value, list):
         return [host(entry) for entry in value]
     return value.asnumpy() if is_array(value) else value
-
-
-def parts(batch: Any) -> tuple[Any, Any, Any]:
-    """Inputs, targets and weights (None where the batch has none)."""
-    if not isinstance(batch, tuple) or len(batch) not in (2, 3):
-        raise BatchError(
-            f"A batch is (inputs, targets) or (inputs, targets, weights). Got {describe(batch)}. "
-            f"Give one of these, or write an objective:\n{OBJECTIVE_EXAMPLE}"
-        )
-    inputs, targets, *weights = batch
-    return inputs, targets, weights[0] if weights else None
 
 
 def call(block: Any, inputs: Any) -> Any:

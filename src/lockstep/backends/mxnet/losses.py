@@ -19,10 +19,11 @@ from mxnet import gluon
 
 from lockstep.backends.mxnet import arrays, scored
 from lockstep.backends.mxnet.criterion import CrossEntropy
-from lockstep.backends.mxnet.inputs import call, host, parts, put
+from lockstep.backends.mxnet.inputs import call, host, put
 from lockstep.backends.mxnet.scored import Scored
 from lockstep.core.batches import describe
-from lockstep.core.objective import Objective
+from lockstep.core.objective import Objective, Sum, read_sum
+from lockstep.core.weights import explain_missing_input, split_batch
 from lockstep.errors import BatchError, ModelError
 
 NAMED: Mapping[str, Callable[[], Any]] = {
@@ -40,6 +41,7 @@ class Share(NamedTuple):
     examples: int
     total: int
     alone: bool
+    summed: bool = False  # whether a loss that does not say so itself is a sum
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ def of(loss: Any) -> Terms:
     return functools.partial(_compared, loss, None)
 
 
+def criterion_of(loss: Any) -> Callable[[Any, Any], Any] | None:
+    """The loss as a function of (outputs, targets), if it does not say itself how the examples count."""
+    return None if loss is None or isinstance(loss, Objective) or scored.known(loss) else loss
+
+
 def _mean(value: Any, share: Share, **rest: Any) -> Term:
     """One value per example, or the mean over the shard's examples.
 
@@ -120,6 +127,13 @@ def _pair(value: Any, weight: Any, share: Share, counted: Any = None, **rest: An
     return Term(value, value, number, True, **rest)
 
 
+def _sum(loss: Sum, share: Share, **rest: Any) -> Term:
+    """A sum, which is divided only if it has a count."""
+    if loss.count is None:
+        return Term(loss.total, loss.total, 0.0, **rest)
+    return _pair(*loss, share, **rest)
+
+
 def _models_own(block: Any, batch: Any, known: Any, share: Share) -> Term:
     """The loss that the block's output carries."""
     outputs = call(block, batch)
@@ -133,26 +147,24 @@ def _models_own(block: Any, batch: Any, known: Any, share: Share) -> Term:
 
 
 def _objective(objective: Objective, block: Any, batch: Any, known: Any, share: Share) -> Term:
-    """What the user's own function says: a mean, a mean with metrics, or (sum, weight)."""
-    result = objective(block, batch)
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
-        loss, values = result
-    else:
-        loss, values = result, {}
-    if isinstance(loss, tuple) and len(loss) == 2:
-        return _pair(loss[0], loss[1], share, values=values)
+    """What the user's own function says: a mean, a sum, or one of them with metrics."""
+    loss, values = objective.compute(block, batch)
+    if isinstance(loss, Sum):
+        return _sum(loss, share, values=values)
     if not arrays.is_array(loss):
         raise ModelError(
-            "An objective returns the shard's mean loss as an array, one loss per example, (loss, {name: value}) or "
-            f"(sum, weight). Got {describe(result)} for a shard of {share.examples}."
+            "An objective returns the shard's mean loss as an array, one loss per example, "
+            "lockstep.Sum(total, count), or (one of these, {name: value}). "
+            f"Got {describe(loss)} for a shard of {share.examples}."
         )
     return _mean(loss, share, values=values)
 
 
 def _compared(loss: Any, graph: Scored | None, block: Any, batch: Any, known: Any, share: Share) -> Term:
     """A loss of (outputs, targets), with example weights where the batch has them."""
-    inputs, targets, weights = parts(batch)
-    outputs = call(block, inputs)
+    inputs, targets, weights = split_batch(batch, 'weights.astype("float32")')
+    with explain_missing_input(batch):
+        outputs = call(block, inputs)
     rest = {"outputs": outputs, "targets": targets}
     on_host = host(known[1])
     _check_labels(loss, outputs, on_host)
@@ -163,19 +175,23 @@ def _compared(loss: Any, graph: Scored | None, block: Any, batch: Any, known: An
         values, total = graph(outputs, targets)
         if values.shape == (share.examples,):
             return Term(values, total, share.examples, per_example=True, totalled=True, **rest)
-    value = loss(outputs, targets)
-    if isinstance(value, tuple) and len(value) == 2 and weights is None:
-        return _pair(value[0], value[1], share, **rest)
+    value = read_sum(loss(outputs, targets))
+    if isinstance(value, Sum) and weights is None:
+        return _sum(value, share, **rest)
     if not arrays.is_array(value):
         raise ModelError(
-            f"A loss gives one number, or one per example. Got {describe(value)} for a shard of {share.examples}."
+            "A loss gives one number, one per example, or lockstep.Sum(total, count). "
+            f"Got {describe(value)} for a shard of {share.examples}."
         )
+    if share.summed and weights is None:
+        return _sum(Sum(value), share, **rest)
     if example_weights is None:
         return _mean(value, share, **rest)
     if not value.ndim or value.shape[0] != share.examples:
         raise ModelError(
             f"Example weights need a loss that gives one value per example. Got {describe(value)} for a shard of "
-            f"{share.examples}. Return one value per example, or write an objective that returns (sum, weight)."
+            f"{share.examples}. Return one value per example, or write an objective that returns "
+            "lockstep.Sum(total, count)."
         )
     each = value if value.size == share.examples else value.reshape((share.examples, -1)).mean(axis=1)
     return _pair((each * _like(example_weights, each)).sum(), example_weights.sum(), share, example_weights, **rest)

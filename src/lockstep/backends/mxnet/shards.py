@@ -17,7 +17,7 @@ from mxnet import autograd, nd
 
 from lockstep.backends.base import Work
 from lockstep.backends.mxnet import arrays, losses, metrics, settings
-from lockstep.backends.mxnet.inputs import call, put
+from lockstep.backends.mxnet.inputs import call, host, put
 from lockstep.backends.mxnet.losses import Share, Term
 from lockstep.backends.mxnet.nodes import Marks, Vectors
 from lockstep.backends.mxnet.replicas import Replicas
@@ -35,6 +35,7 @@ class Shards:
 
     def __init__(self, block: Any, loss: Any, chosen: list[Metric]) -> None:
         self._block = block
+        self._loss = loss
         self._term = losses.of(loss)
         self._metrics = chosen
         room = sum(2 if metric.result is ratio else CUSTOM_SUMS for metric in chosen)
@@ -68,7 +69,7 @@ class Shards:
     def leaf(self, work: Work, shard: int, piece: Any, variables: Sequence[Any], leaf: Vectors) -> Share:
         """Writes gradient and sums of one shard; the gradients of `variables` go straight into the leaf."""
         context = leaf.context
-        share = Share(count(piece), work.num_examples, work.num_shards == 1)
+        share = Share(count(piece), work.num_examples, work.num_shards == 1, work.summed)
         targets = leaf.gradients
         if self._narrow:
             targets = [
@@ -137,7 +138,7 @@ class Shards:
                 "another. Return every name every time."
             )
         raise ModelError(
-            "A loss has one form for every shard. Got a mean in one and (sum, weight) in another. Return one of them."
+            "A loss has one form for every shard. Got a mean in one and a sum in another. Return one of them."
         )
 
     def _write(self, values: list[Any], out: Any, context: Any) -> None:
@@ -167,13 +168,13 @@ class Shards:
         """Runs the loss of the first shard once, so that the block learns its shapes from it."""
         shard = min(work.shards)
         piece, context = work.shards[shard], replicas.contexts[0]
-        share = Share(count(piece), work.num_examples, False)
+        share = Share(count(piece), work.num_examples, False, work.summed)
         with context:
             self._term(replicas.block, put(piece, context, replicas.wide()), piece, share)
 
     def sums(self, work: Work, shard: int, piece: Any, context: Any) -> Any:
         """The sums of one shard on its context, without training."""
-        share = Share(count(piece), work.num_examples, False)
+        share = Share(count(piece), work.num_examples, False, work.summed)
         with self._alone(work, shard, context):
             batch = put(piece, context, self._wide)
             term = self._term(self._block, batch, piece, share)
@@ -181,6 +182,12 @@ class Shards:
             out = nd.zeros((self._room,), ctx=context, dtype="float64")
             self._write(values, out, context)
         return out
+
+    def loss(self, outputs: Any, targets: Any, context: Any) -> float | None:
+        """The loss of outputs and targets in numpy; None if it gives more than one number."""
+        with context:
+            value = self._loss(put(outputs, context, wide=True), put(targets, context, self._wide))
+        return float(host(value).item()) if arrays.is_array(value) and value.size == 1 else None
 
     def outputs(self, work: Work, shard: int, piece: Any, context: Any) -> Any:
         """The block's outputs for one shard's inputs, on its context."""

@@ -16,9 +16,10 @@ from lockstep.backends.base import Array, Node, Recipe, State, Work, arrays
 from lockstep.backends.numpy import metrics
 from lockstep.backends.numpy.network import SGD, CrossEntropy, Dense, Floats, SquaredError
 from lockstep.core import seeds, tree
-from lockstep.core.batches import OBJECTIVE_EXAMPLE, count, describe
+from lockstep.core.batches import count
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, Column, Sums, resolve
+from lockstep.core.weights import split_batch
 from lockstep.errors import BatchError, ModelError, NonFiniteError, OptimizerError, StateError
 
 _LOSSES = {"cross_entropy": CrossEntropy(), "mse": SquaredError()}
@@ -29,6 +30,7 @@ class NumpyBackend:
 
     name = "numpy"
     versions: Mapping[str, str] = {"numpy": np.__version__}
+    criterion = None  # every loss says what it is
 
     def __init__(self, recipe: Recipe, devices: Sequence[str]) -> None:
         if not isinstance(recipe.optimizer, SGD):
@@ -280,16 +282,12 @@ def _form(array: Array | None) -> str:
 
 def _parts(piece: Any) -> tuple[Floats, Floats, Floats | None]:
     """Fresh copies of inputs, targets and weights."""
-    if not isinstance(piece, tuple) or len(piece) not in (2, 3):
-        raise BatchError(
-            f"A batch is (inputs, targets) or (inputs, targets, weights). Got {describe(piece)}. "
-            f"Give one of these, or write an objective:\n{OBJECTIVE_EXAMPLE}"
-        )
+    inputs, targets, given = split_batch(piece, 'weights.astype("float32")')
     count(piece)
-    inputs, targets, *rest = (np.array(part) for part in piece)
-    if not rest:
+    inputs, targets = np.array(inputs), np.array(targets)
+    if given is None:
         return inputs, targets, None
-    (weights,) = rest
+    weights = np.array(given)
     if not weights.ndim or weights.size != len(inputs):
         raise BatchError(
             f"There is one weight per example. Got weights of shape {weights.shape} for a shard of {len(inputs)}. "

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from lockstep.backends.tensorflow.stepping import Stepping
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums
+from lockstep.core.reduction import Criterion
 from lockstep.errors import ModelError, NonFiniteError
 
 
@@ -128,6 +130,12 @@ class TensorflowBackend:
 
     # -- forward only
 
+    @property
+    def criterion(self) -> Criterion | None:
+        """A loss that does not say how the examples count; it is called as it is, outside of any graph."""
+        found = self._program.criterion
+        return None if found is None else partial(_judged, found)
+
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Loss and metrics of each shard in evaluation mode."""
         self._prepare(work)
@@ -140,7 +148,7 @@ class TensorflowBackend:
 
     def native(self, outputs: Any) -> Any:
         """Outputs as tensors."""
-        return transform(outputs, lambda value: tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value)
+        return transform(outputs, _tensor)
 
     def _prepare(self, work: Work) -> None:
         """Makes the program ready for batches such as these."""
@@ -218,6 +226,15 @@ class TensorflowBackend:
     def num_threads(self) -> int:
         """TensorFlow's intra-op threads."""
         return settings.num_threads()
+
+
+def _judged(criterion: Any, outputs: Any, targets: Any) -> float | None:
+    value = criterion(*(transform(each, _tensor) for each in (outputs, targets)))
+    return float(value) if tf.is_tensor(value) and not value.shape.rank else None
+
+
+def _tensor(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
 def _variable(variable: Any) -> Any:

@@ -33,7 +33,7 @@ class Function:
         self._function = getattr(function, "python_function", function)  # a tf.function holds on to its variables
         self._names = _names(variables)
         self._keywords = list(inspect.signature(self._function).parameters)
-        self._loss = losses.of(recipe.loss)
+        self._loss, self.criterion = losses.of(recipe.loss), losses.criterion_of(recipe.loss)
         self._metrics = resolve(recipe.metrics, metrics.named(recipe.loss))
         self.room = sum(2 if metric.result is ratio else metrics.ROOM for metric in self._metrics)
         self.room += metrics.ROOM if isinstance(recipe.loss, Objective) else 0

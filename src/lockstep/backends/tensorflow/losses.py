@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from lockstep.backends.counted import Counted
+from lockstep.backends.counted import Counted, is_of_keras
 from lockstep.backends.tensorflow.nodes import accumulated
 from lockstep.backends.tensorflow.program import Share, Term
-from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe
+from lockstep.core.batches import describe
 from lockstep.core.metrics import Column
-from lockstep.core.objective import Objective
+from lockstep.core.objective import Objective, Sum, read_sum
+from lockstep.core.weights import explain_missing_input, split_batch
 from lockstep.errors import BatchError, ModelError
 
 Call = Callable[[Any], Any]
+Compare = Callable[[Any, Any], Any]
 
 
 class Weighed(NamedTuple):
@@ -56,16 +58,13 @@ def ignored(loss: Any) -> int | None:
     return found
 
 
-def parts(batch: Any) -> tuple[Any, Any, Any]:
-    """The inputs, targets and example weights (or None) of a batch."""
-    if isinstance(batch, tuple) and len(batch) == 2:
-        return batch[0], batch[1], None
-    if isinstance(batch, tuple) and len(batch) == 3:
-        return batch
-    raise BatchError(
-        "With a loss of (outputs, targets) a batch is (inputs, targets) or (inputs, targets, weights). "
-        f"Got {describe(batch)}. Give one of these, or write an objective:\n{OBJECTIVE_EXAMPLE}"
-    )
+def criterion_of(loss: Any) -> Compare | None:
+    """The loss as a function of (outputs, targets), if it does not say itself how the examples count."""
+    said = isinstance(loss, Objective | str) or is_of_keras(loss) or getattr(loss, "reduction", None) == "sum"
+    if loss is None or said:
+        return None
+    found = _criterion(loss)
+    return (lambda outputs, targets: found(targets, outputs)) if isinstance(found, tf.keras.losses.Loss) else found
 
 
 def double(value: Any) -> Any:
@@ -100,6 +99,13 @@ def pair(value: Any, weight: Any, share: Share, there: Any = None, **rest: Any) 
     return Weighed(value, double(value), weight, 1.0, there=nonzero if there is None else there, **rest)
 
 
+def total(loss: Sum, share: Share, **rest: Any) -> Weighed:
+    """A sum, which is divided only if it has a count."""
+    if loss.count is None:
+        return Weighed(loss.total, double(loss.total), 0.0, 0.0, **rest)
+    return pair(loss.total, loss.count, share, **rest)
+
+
 def own_mean(value: Any, counted: Any, share: Share, **rest: Any) -> Weighed:
     """A mean that the loss itself has divided."""
     weight = double(counted.weight)
@@ -131,40 +137,44 @@ def _models_own(model: Call, batch: Any, share: Share) -> Weighed:
 
 
 def _objective(objective: Objective, model: Call, batch: Any, share: Share) -> Weighed:
-    """What the user's own function says: a mean, a mean with metrics, or (sum, weight)."""
-    result = objective(model, batch)
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
-        loss, values = result
-    else:
-        loss, values = result, {}
-    if isinstance(loss, tuple) and len(loss) == 2:
-        return pair(loss[0], loss[1], share, values=values)
+    """What the user's own function says: a mean, a sum, or one of them with metrics."""
+    loss, values = objective.compute(model, batch)
+    if isinstance(loss, Sum):
+        return total(loss, share, values=values)
     if not tf.is_tensor(loss) or (loss.shape.rank and loss.shape[0] != share.examples):
         raise ModelError(
-            "An objective returns the shard's mean loss as a tensor, one loss per example, (loss, {name: value}) or "
-            f"(sum, weight). Got {describe(result)} for a shard of {share.examples}."
+            "An objective returns the shard's mean loss as a tensor, one loss per example, "
+            "lockstep.Sum(total, count), or (one of these, {name: value}). "
+            f"Got {describe(loss)} for a shard of {share.examples}."
         )
     return mean(tf.reduce_mean(loss) if loss.shape.rank else loss, share, values=values)
 
 
 def _compared(criterion: Any, model: Call, batch: Any, share: Share) -> Weighed:
     """A loss of (outputs, targets), with example weights where the batch has them."""
-    inputs, targets, weights = parts(batch)
-    outputs = model(inputs)
+    inputs, targets, weights = split_batch(batch, "tf.cast(weights, tf.float32)")
+    with explain_missing_input(batch):
+        outputs = model(inputs)
     rest = {"outputs": outputs, "targets": targets}
     if isinstance(criterion, tf.keras.losses.Loss):
         return _of_keras(criterion, outputs, targets, weights, share, rest)
-    value = criterion(outputs, targets)
+    value = read_sum(criterion(outputs, targets))
+    if isinstance(value, Sum) and weights is None:
+        return total(value, share, **rest)
     if not tf.is_tensor(value) or (value.shape.rank and value.shape[0] != share.examples):
         raise ModelError(
-            f"A loss gives one number, or one per example. Got {describe(value)} for a shard of {share.examples}."
+            "A loss gives one number, one per example, or lockstep.Sum(total, count). "
+            f"Got {describe(value)} for a shard of {share.examples}."
         )
+    if weights is None and share.summed:
+        return total(Sum(value), share, **rest)
     if weights is None:
         return mean(tf.reduce_mean(value) if value.shape.rank else value, share, **rest)
     if not value.shape.rank:
         raise ModelError(
             f"Example weights need a loss that gives one value per example. Got {describe(value)} for a shard of "
-            f"{share.examples}. Return one value per example, or write an objective that returns (sum, weight)."
+            f"{share.examples}. Return one value per example, or write an objective that returns "
+            "lockstep.Sum(total, count)."
         )
     flat = tf.reshape(weights, (-1,))
     if flat.shape[0] != share.examples:
@@ -173,14 +183,14 @@ def _compared(criterion: Any, model: Call, batch: Any, share: Share) -> Weighed:
             f"{share.examples}. Give one number for each example."
         )
     each = tf.reduce_mean(tf.reshape(value, (share.examples, -1)), axis=1)
-    total, weight = tf.reduce_sum(each * tf.cast(flat, each.dtype)), tf.reduce_sum(double(flat))
-    return pair(total, weight, share, tf.reduce_any(flat != 0), **rest)
+    weighted, weight = tf.reduce_sum(each * tf.cast(flat, each.dtype)), tf.reduce_sum(double(flat))
+    return pair(weighted, weight, share, tf.reduce_any(flat != 0), **rest)
 
 
 def _of_keras(criterion: Any, outputs: Any, targets: Any, weights: Any, share: Share, rest: Any) -> Weighed:
     """A Keras loss with Keras's own meaning of reductions, masks and weights."""
     value = criterion(targets, outputs, sample_weight=weights)
-    if criterion.reduction == "sum":
+    if criterion.reduction == "sum" or (share.summed and weights is None):
         return Weighed(value, double(value), 0.0, 0.0, **rest)
     counted = _counted(criterion, outputs, targets, weights)
     if counted is None:

@@ -4,7 +4,7 @@ A program never writes to a variable. What a shard makes of running statistics i
 gives back, and the same program serves every replica: the variables are handed in.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ class Share(NamedTuple):
     examples: int
     part: Any
     alone: bool
+    summed: bool = False  # whether a loss that does not say so itself is a sum
 
 
 class Copy(NamedTuple):
@@ -77,6 +78,10 @@ class Program(Protocol):
 
     def term(self, own: Copy, batch: Any, share: Share, seeds: Any, training: bool) -> Term:
         """The loss of one shard and its metrics."""
+
+    @property
+    def criterion(self) -> Callable[[Any, Any], Any] | None:
+        """The loss as a function of (outputs, targets), if it does not say itself how the examples count."""
 
     def outputs(self, own: Copy, inputs: Any, seeds: Any) -> Any:
         """The outputs for one shard's inputs, without training."""

@@ -115,13 +115,13 @@ class Shards:
         variables = len(own.trained), *map(id, own.all)
         scale = getattr(self._program.optimizer, "loss_scale_factor", None)
         program = self._program.room, self._program.form, scale
-        key = body.__name__, alone, variables, program, repr(transform(piece, _signature))
+        key = body.__name__, alone, work.summed, variables, program, repr(transform(piece, _signature))
         if key not in self._traces:
             columns: list[Column] = []
 
             def traced_body(variables: Any, given: Any, drawn: Any, part: Any) -> Any:
                 copy = Copy(variables[: len(own.trained)], variables[len(own.trained) :])
-                return body(copy, _rebuilt(piece, given), drawn, Share(examples, part, alone), columns)
+                return body(copy, _rebuilt(piece, given), drawn, Share(examples, part, alone, work.summed), columns)
 
             traced = _trace(traced_body, (own.all, tensors, tf.constant(drawn), tf.constant(part, tf.float64)))
             refusals.check_graph(traced.graph, self._exact)

@@ -1,5 +1,6 @@
 """The PyTorch side of the seam: one replica, in this process, on one device."""
 
+import functools
 import importlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.torch import generators, hooks, inputs, metrics, pickling, settings, sources
+from lockstep.backends.torch import generators, hooks, inputs, losses, metrics, pickling, settings, sources
 from lockstep.backends.torch.nodes import Nearby, Vectors
 from lockstep.backends.torch.replica import Replica
 from lockstep.backends.torch.scaler import Scaler
@@ -20,6 +21,7 @@ from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, resolve
+from lockstep.core.reduction import Criterion
 
 
 class TorchBackend:
@@ -38,7 +40,7 @@ class TorchBackend:
         self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
         chosen = resolve(recipe.metrics, metrics.named(loss))
         self._shards = Shards(self._replica, loss, chosen, self._options)
-        self._surroundings = Surroundings(loss, recipe.model)
+        self._loss, self._surroundings = loss, Surroundings(loss, recipe.model)
         self._scaler = Scaler(2.0**16) if self._options.precision == "fp16" else Scaler()
         self._last_scale = self._scaler.scale
         self._trained: dict[str, Tensor] = {}
@@ -170,6 +172,16 @@ class TorchBackend:
 
     # -- forward only
 
+    @property
+    def criterion(self) -> Criterion | None:
+        """A loss of which torch does not say how it reduces."""
+        found = losses.criterion_of(self._loss)
+        return None if found is None else functools.partial(self._judged, found)
+
+    def _judged(self, criterion: Any, outputs: Any, targets: Any) -> float | None:
+        with self._resting():
+            return self._shards.loss(criterion, outputs, targets)
+
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Loss and metrics of each shard in evaluation mode."""
         self._shards.begun = False
@@ -181,10 +193,8 @@ class TorchBackend:
         """The model's outputs in evaluation mode."""
         with self._resting():
             for shard, piece in work.shards.items():
-                yield (
-                    shard,
-                    transform(self._shards.outputs(work, shard, piece), lambda value: inputs.host(_plain(value))),
-                )
+                outputs = self._shards.outputs(work, shard, piece)
+                yield shard, transform(outputs, inputs.host_output)
 
     def native(self, outputs: Any) -> Any:
         """Outputs as tensors on this replica's device."""
@@ -287,10 +297,3 @@ def _writes_gradients(optimizer: Any) -> bool:
     own = type(optimizer).__module__.startswith("torch.optim")
     nesterov = any(group.get("nesterov") and group.get("foreach") is not False for group in optimizer.param_groups)
     return not own or nesterov or hooks.writes_gradients(optimizer)
-
-
-def _plain(value: Any) -> Any:
-    """numpy has no bfloat16; outputs leave as float32."""
-    if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
-        return value.float()
-    return value

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, transform
-from lockstep.errors import BatchError, ModelError
+from lockstep.core.batches import transform
+from lockstep.errors import ModelError
 
 _THREAD = threading.local()  # its streams
 
@@ -92,6 +92,11 @@ def host(value: Any) -> Any:
     return value if value.dtype == torch.bfloat16 else value.numpy()  # numpy has no bfloat16
 
 
+def host_output(value: Any) -> Any:
+    """An output as numpy, which has no bfloat16: those leave as float32."""
+    return host(value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value)
+
+
 def call(model: torch.nn.Module, inputs: Any) -> Any:
     """The model's outputs: a tuple of inputs is spread, a dict goes in by name."""
     if isinstance(inputs, Mapping):
@@ -101,15 +106,3 @@ def call(model: torch.nn.Module, inputs: Any) -> Any:
     if outputs is None:
         raise ModelError(f"A model gives outputs. Got None from {type(model).__name__}. End its forward with `return`.")
     return outputs
-
-
-def parts(batch: Any) -> tuple[Any, Any, Any]:
-    """The inputs, targets and example weights (or None) of a batch."""
-    if isinstance(batch, tuple) and len(batch) == 2:
-        return batch[0], batch[1], None
-    if isinstance(batch, tuple) and len(batch) == 3:
-        return batch
-    raise BatchError(
-        "With a loss of (outputs, targets) a batch is (inputs, targets) or (inputs, targets, weights). "
-        f"Got {describe(batch)}. Give one of these, or write an objective:\n{OBJECTIVE_EXAMPLE}"
-    )

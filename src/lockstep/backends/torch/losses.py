@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lockstep.backends.torch.inputs import call, parts
+from lockstep.backends.torch.inputs import call
 from lockstep.core.batches import describe
-from lockstep.core.objective import Objective
+from lockstep.core.objective import Objective, Sum, read_sum
+from lockstep.core.weights import explain_missing_input, split_batch
 from lockstep.errors import BatchError, ModelError
 
 SHORT = (torch.float16, torch.bfloat16)  # shorter than what leaves are added in
@@ -30,6 +31,7 @@ class Share(NamedTuple):
     examples: int
     total: int
     alone: bool
+    summed: bool = False  # whether a loss that does not say so itself is a sum
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,15 @@ def of(loss: Any) -> Callable[[nn.Module, Any, Share], Term]:
             f"A loss is a torch.nn loss, a function of (outputs, targets) or a lockstep.objective. Got {loss!r}."
         )
     return functools.partial(_compared, criterion)
+
+
+def criterion_of(loss: Any) -> Callable[[Any, Any], Any] | None:
+    """The loss as a function of (outputs, targets), if it does not say itself how it reduces them."""
+    criterion = _criterion(loss)
+    own = getattr(type(criterion), "forward", criterion)
+    own = own.func if isinstance(own, functools.partial) else own
+    said = (getattr(own, "__module__", None) or "").startswith(("torch.nn.modules.loss", "torch.nn.functional"))
+    return None if loss is None or isinstance(loss, Objective) or said or _is_sum(criterion) else criterion
 
 
 def ignored(loss: Any) -> int | None:
@@ -100,6 +111,13 @@ def _pair(value: Tensor, weight: Any, share: Share, counted: Tensor | None = Non
     return Term(value, value.detach(), weight, True, **rest)
 
 
+def _sum(loss: Sum, share: Share, **rest: Any) -> Term:
+    """A sum, which is divided only if it has a count."""
+    if loss.count is None:
+        return Term(loss.total, loss.total.detach(), 0.0, **rest)
+    return _pair(loss.total, loss.count, share, **rest)
+
+
 def _models_own(model: nn.Module, batch: Any, share: Share) -> Term:
     """The loss that the model's output carries."""
     outputs = call(model, batch)
@@ -120,33 +138,31 @@ def _models_own(model: nn.Module, batch: Any, share: Share) -> Term:
 
 
 def _objective(objective: Objective, model: nn.Module, batch: Any, share: Share) -> Term:
-    """What the user's own function says: a mean, a mean with metrics, or (sum, weight)."""
-    result = objective(model, batch)
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
-        loss, values = result
-    else:
-        loss, values = result, {}
-    if isinstance(loss, tuple) and len(loss) == 2:
-        return _pair(loss[0], loss[1], share, values=values)
+    """What the user's own function says: a mean, a sum, or one of them with metrics."""
+    loss, values = objective.compute(model, batch)
+    if isinstance(loss, Sum):
+        return _sum(loss, share, values=values)
     if not isinstance(loss, Tensor) or (loss.ndim and len(loss) != share.examples):
         raise ModelError(
-            "An objective returns the shard's mean loss as a tensor, one loss per example, (loss, {name: value}) or "
-            f"(sum, weight). Got {describe(result)} for a shard of {share.examples}."
+            "An objective returns the shard's mean loss as a tensor, one loss per example, "
+            "lockstep.Sum(total, count), or (one of these, {name: value}). "
+            f"Got {describe(loss)} for a shard of {share.examples}."
         )
     return mean(loss.mean() if loss.ndim else loss, share, values=values)
 
 
 def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Term:
     """A loss of (outputs, targets), with example weights where the batch has them."""
-    inputs, targets, weights = parts(batch)
-    outputs = call(model, inputs)
+    inputs, targets, weights = split_batch(batch, "weights.float()")
+    with explain_missing_input(batch):
+        outputs = call(model, inputs)
     rest = {"outputs": outputs, "targets": targets}
     _check_classes(criterion, outputs)
     try:
         _check_labels(criterion, outputs, targets)
         if weights is not None:
             return _weighted(criterion, outputs, targets, weights, share, rest)
-        if getattr(criterion, "reduction", None) == "sum" or _keyword(criterion, "reduction") == "sum":
+        if share.summed or _is_sum(criterion):
             value = criterion(outputs, targets)
             return Term(value, value.detach(), 0.0, **rest)
         if _counts_targets(criterion, targets):
@@ -156,14 +172,17 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
                 value = criterion(outputs, targets)
                 return Term(value, value.detach().double() * weight, weight, **rest)
             return _pair(_reduced(criterion, "sum")(outputs, targets), weight, share, counted, **rest)
-        value = criterion(outputs, targets)
+        value = read_sum(criterion(outputs, targets))
     except IndexError as error:
         if _of_classes(criterion):
             raise _labels(error, outputs, targets) from error
         raise
+    if isinstance(value, Sum):
+        return _sum(value, share, **rest)
     if not isinstance(value, Tensor) or (value.ndim and len(value) != share.examples):
         raise ModelError(
-            f"A loss gives one number, or one per example. Got {describe(value)} for a shard of {share.examples}."
+            "A loss gives one number, one per example, or lockstep.Sum(total, count). "
+            f"Got {describe(value)} for a shard of {share.examples}."
         )
     return mean(value.mean() if value.ndim else value, share, **rest)
 
@@ -182,7 +201,8 @@ def _weighted(criterion: Any, outputs: Any, targets: Any, weights: Any, share: S
     if not isinstance(values, Tensor) or not values.ndim or len(values) != share.examples:
         raise ModelError(
             f"Example weights need a loss that gives one value per example. Got {describe(values)} for a shard of "
-            f"{share.examples}. Return one value per example, or write an objective that returns (sum, weight)."
+            f"{share.examples}. Return one value per example, or write an objective that returns "
+            "lockstep.Sum(total, count)."
         )
     exact_weights = weights.double().reshape(-1)
     weights = exact_weights.to(values.dtype)
@@ -232,6 +252,11 @@ def _reduced(criterion: Any, reduction: str) -> Any:
     criterion = copy.copy(criterion)
     criterion.reduction = reduction
     return criterion
+
+
+def _is_sum(criterion: Any) -> bool:
+    """Whether the loss says that it is a sum."""
+    return getattr(criterion, "reduction", None) == "sum" or _keyword(criterion, "reduction") == "sum"
 
 
 def _keyword(function: Any, name: str) -> Any:

@@ -116,6 +116,13 @@ class Shards:
         with self._unseen(), self._alone(work, shard):
             return call(self._replica.model, put(piece, self._replica.device))
 
+    def loss(self, criterion: Any, outputs: Any, targets: Any) -> float | None:
+        """The criterion's value for outputs and targets in numpy; None if it gives more than one number."""
+        device = self._replica.device
+        with self._unseen(), settings.precise(self._precision, device):
+            value = criterion(put(outputs, device), put(targets, device))
+        return float(value) if isinstance(value, Tensor) and not value.ndim else None
+
     @contextmanager
     def _unseen(self) -> Iterator[None]:
         """Afterwards the buffers are as they were kept, for a module may count its calls in evaluation too."""
@@ -132,7 +139,7 @@ class Shards:
             parameter.grad = None
 
     def _forward(self, work: Work, shard: int, piece: Any, alone: bool) -> tuple[Term, Share]:
-        share = Share(count(piece), work.num_examples, alone)
+        share = Share(count(piece), work.num_examples, alone, work.summed)
         with self._alone(work, shard):
             return self._term(self._replica.model, put(piece, self._replica.device), share), share
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ from lockstep.backends.keras.on_jax.stepper import Stepper
 from lockstep.backends.keras.refusals import RESTORED, check_built
 from lockstep.backends.slots import RATE
 from lockstep.core.metrics import Sums
+from lockstep.core.reduction import Criterion
 
 
 class KerasOnJax(JaxBackend):
@@ -40,6 +42,12 @@ class KerasOnJax(JaxBackend):
         """Lets Keras build losses and metrics before the first of their executables is traced."""
         self._prepare(work)
         yield from super().leaves(work, into)
+
+    @property
+    def criterion(self) -> Criterion | None:
+        """The compiled loss, if it does not say how the examples count."""
+        found = self._compiled.criterion
+        return None if found is None else partial(self._judged, found)
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """As for leaves."""

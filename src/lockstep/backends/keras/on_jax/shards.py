@@ -10,7 +10,7 @@ from lockstep.backends.jax import fields
 from lockstep.backends.jax.losses import Share, Term, mean
 from lockstep.backends.jax.shards import Found, Shards
 from lockstep.backends.keras import losses
-from lockstep.backends.keras.compiled import Compiled
+from lockstep.backends.keras.compiled import Compiled, parts
 from lockstep.backends.keras.on_jax.net import Net
 
 
@@ -26,7 +26,7 @@ class KerasShards(Shards):
         """What is differentiated, and what the sums get; `values` carries the metrics' variables."""
         outcome = model.outcome(batch)
         value, rest = outcome.value, {"outputs": outcome.sums}
-        if losses.summed(self._compiled.model):
+        if losses.summed(self._compiled.model, share.summed and parts(batch)[2] is None):
             extra = jnp.asarray(outcome.extra, value.dtype)  # regularization counts once
             value = value if share.alone else value - extra + extra * jnp.asarray(share.fraction, value.dtype)
             return Term(value, value, 0.0, **rest)
