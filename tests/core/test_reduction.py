@@ -6,8 +6,8 @@ import pytest
 from lockstep.core.reduction import Reduction, judge
 
 _generator = np.random.Generator(np.random.PCG64(1))
-OUTPUTS, TARGETS = _generator.standard_normal((9, 4)), _generator.standard_normal((9, 4))
-COUNTED = np.arange(9) % 4 != 0
+TARGETS = _generator.standard_normal((9, 4))
+OUTPUTS = _generator.standard_normal((9, 4)) * np.arange(1, 10)[:, None]  # no two parts alike
 
 
 def squares(outputs, targets):
@@ -33,7 +33,7 @@ def of_seven(outputs, targets):
         (lambda outputs, targets: outputs.mean(), Reduction.MEAN),
         (lambda outputs, targets: squares(outputs, targets).mean() + 1, Reduction.MEAN),
         (lambda outputs, targets: None, Reduction.MEAN),  # one loss per example, or a Sum
-        (lambda outputs, targets: squares(outputs, targets).sum() + 1, Reduction.ASSUMED),
+        (lambda outputs, targets: squares(outputs, targets).sum() + 20, Reduction.ASSUMED),
         (lambda outputs, targets: squares(outputs, targets).mean() ** 0.5, Reduction.ASSUMED),
         (lambda outputs, targets: squares(outputs, targets)[outputs > 0].mean(), Reduction.ASSUMED),
         (lambda outputs, targets: (outputs @ outputs.T).mean(), Reduction.ASSUMED),  # between examples
