@@ -40,7 +40,8 @@ def test_what_does_not_go_with_a_dense(optimizer, loss, error, message):
         ),
         (
             {"x": X},
-            "A batch is (inputs, targets) or (inputs, targets, weights). Got {'x': ndarray(4, 4)}. "
+            "With a loss of (outputs, targets) a batch is (inputs, targets) or (inputs, targets, weights). "
+            "Got {'x': ndarray(4, 4)}. "
             f"Give one of these, or write an objective:\n{OBJECTIVE_EXAMPLE}",
         ),
     ],

@@ -166,7 +166,7 @@ def test_metrics_that_nothing_can_be_compared_for():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (X, r"A batch is \(inputs, targets\)"),
+        (X, r"a batch is \(inputs, targets\)"),
         ((X, Y + 1), "Labels run from 0 to 9, for the model gives 10 outputs. Got labels from 1 to 10"),
         ((X, np.where(Y > 3, Y, np.nan)), "Labels run from 0 to 9, .*. Got labels from nan to nan"),
         ((X, Y, 1), r"There is one weight per example. Got weights of shape \(\) for a shard of 8"),

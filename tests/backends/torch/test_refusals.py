@@ -203,27 +203,28 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(loss=lambda outputs, targets: 1.0),
             (X, Y),
             ModelError,
-            "A loss gives one number, or one per example. Got float for a shard of 4.",
+            "A loss gives one number, one per example, or lockstep.Sum(total, count). Got float for a shard of 4.",
         ),
         (
             lambda: wrapped(loss=lambda outputs, targets: outputs[:3]),
             (X, Y),
             ModelError,
-            "A loss gives one number, or one per example. Got Tensor(3, 3) for a shard of 4.",
+            "A loss gives one number, one per example, or lockstep.Sum(total, count). "
+            "Got Tensor(3, 3) for a shard of 4.",
         ),
         (
             lambda: wrapped(loss=F.mse_loss),
             (X, X[:, :3], torch.ones(16)),
             ModelError,
             "Example weights need a loss that gives one value per example. Got Tensor() for a shard of 4. "
-            "Return one value per example, or write an objective that returns (sum, weight).",
+            "Return one value per example, or write an objective that returns lockstep.Sum(total, count).",
         ),
         (
             lambda: wrapped(loss=lockstep.objective(lambda net, batch: 3)),
             (X, Y),
             ModelError,
-            "An objective returns the shard's mean loss as a tensor, one loss per example, (loss, {name: value}) or "
-            "(sum, weight). Got int for a shard of 4.",
+            "An objective returns the shard's mean loss as a tensor, one loss per example, "
+            "lockstep.Sum(total, count), or (one of these, {name: value}). Got int for a shard of 4.",
         ),
         (
             lambda: lockstep.wrap(net := nn.Linear(5, 3), sgd(net), None, devices=1, shards=4),

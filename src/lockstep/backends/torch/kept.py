@@ -26,6 +26,12 @@ class Kept:
         """Remembers the attributes as they are before the step."""
         self._kept = [vars(module).copy() for module in self._modules]
 
+    def restore(self) -> None:
+        """Puts every attribute back, and takes away those that were not there."""
+        for module, before in zip(self._modules, self._kept, strict=True):
+            vars(module).clear()
+            vars(module).update(before)
+
     def check(self) -> None:
         """Raises where a number or word has become another, and puts it back. Where there was none, one may be set."""
         for module, before in zip(self._modules, self._kept, strict=True):

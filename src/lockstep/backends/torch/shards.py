@@ -120,7 +120,10 @@ class Shards:
         """The criterion's value for outputs and targets in numpy; None if it gives more than one number."""
         device = self._replica.device
         with self._unseen(), settings.precise(self._precision, device):
-            value = criterion(put(outputs, device), put(targets, device))
+            try:
+                value = criterion(put(outputs, device), put(targets, device))
+            finally:
+                self._kept.restore()
         return float(value) if isinstance(value, Tensor) and not value.ndim else None
 
     @contextmanager
