@@ -1,6 +1,6 @@
 """A loss of your own: guess the masked tokens of sequences, an unequal number of them in every example.
 
-The objective sees one shard and gives (sum, weight): the loss summed over the masked tokens, and how many there are.
+The objective sees one shard and gives a Sum: the loss summed over the masked tokens, and how many there are.
 Both are added over all shards and divided once, so the loss is the mean over the masked tokens of the whole batch.
 """
 
@@ -36,7 +36,7 @@ def guess(model, batch):
     logits, weight = model(batch["inputs"]), batch["masked"]
     losses = nn.functional.cross_entropy(logits.transpose(1, 2), batch["targets"], reduction="none")
     right = logits.argmax(-1) == batch["targets"]
-    loss = (losses * weight).sum(), weight.sum()
+    loss = lockstep.Sum((losses * weight).sum(), weight.sum())
     return loss, {"accuracy": ((right & weight).sum(), weight.sum())}
 
 

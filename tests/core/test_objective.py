@@ -1,10 +1,14 @@
 """An objective is the user's function, and can be told from an ordinary loss."""
 
 import cloudpickle
+import numpy as np
 import pytest
 
 import lockstep
 from lockstep.core.objective import Objective, Sum
+from lockstep.errors import ModelError
+
+ONE = np.ones(())
 
 
 def test_an_objective_calls_its_function_and_travels():
@@ -21,11 +25,11 @@ def test_an_objective_calls_its_function_and_travels():
     [
         (1.0, 1.0, {}, False),
         ((1.0, {"a": 2}), 1.0, {"a": 2}, False),
-        ((1.0, 2.0), Sum(1.0, 2.0), {}, True),
-        (((1.0, 2.0), {"a": 2}), Sum(1.0, 2.0), {"a": 2}, True),
-        (Sum(1.0, 2.0), Sum(1.0, 2.0), {}, True),
-        (Sum(1.0), Sum(1.0, None), {}, True),
-        ((Sum(1.0), {"a": 2}), Sum(1.0), {"a": 2}, True),
+        ((ONE, 2.0), Sum(ONE, 2.0), {}, True),
+        (((ONE, 2.0), {"a": 2}), Sum(ONE, 2.0), {"a": 2}, True),
+        (Sum(ONE, 2.0), Sum(ONE, 2.0), {}, True),
+        (Sum(ONE), Sum(ONE, None), {}, True),
+        ((Sum(ONE), {"a": 2}), Sum(ONE), {"a": 2}, True),
         ((1.0, None), (1.0, None), {}, False),  # no pair: nothing is said of a count
         ([1.0, 2.0], [1.0, 2.0], {}, False),
     ],
@@ -39,4 +43,16 @@ def test_what_an_objective_may_return(returned, loss, values, gives_sum):
 
 def test_a_sum_cannot_be_changed():
     with pytest.raises(AttributeError):
-        lockstep.Sum(1.0).count = 2
+        lockstep.Sum(ONE).count = 2
+
+
+@pytest.mark.parametrize(
+    ("total", "words"), [(3.0, "float"), (np.ones(4), "ndarray(4,)"), (np.ones((1, 2)), "ndarray(1, 2)")]
+)
+def test_a_total_is_one_number(total, words):
+    with pytest.raises(ModelError) as caught:
+        lockstep.objective(lambda model, batch: Sum(total, 2)).compute(None, None)
+    assert str(caught.value) == (
+        f"The total of a lockstep.Sum is an array of one number. Got {words}. "
+        "Compute it from the model's outputs, and give its sum: losses.sum()."
+    )

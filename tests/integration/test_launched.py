@@ -19,6 +19,10 @@ from torch import nn
 index = int(os.environ.get("RANK", 0))
 generator = torch.Generator().manual_seed(1)
 x, y = torch.randn(150, 11, generator=generator), torch.randint(4, (150,), generator=generator)
+
+def total(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="sum")
+
 for devices in map(int, os.environ["DEVICES"]):
     torch.manual_seed(index)  # every process starts elsewhere: the first one's state counts
     net = nn.Sequential(nn.Linear(11, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(0.3), nn.Linear(9, 4))
@@ -29,8 +33,14 @@ for devices in map(int, os.environ["DEVICES"]):
         history = trainer.fit((x, y), epochs=2, batch_size=61, validation_data=(x, y))
         digest = trainer.digest()
         rows = trainer.predict(x[:7]).tobytes().hex()
+    net = nn.Linear(11, 4)
+    with lockstep.wrap(  # the first process finds out that it is a sum
+        net, torch.optim.SGD(net.parameters(), 1e-3), total, devices=devices, shards=8, threads=1
+    ) as trainer:
+        sums = trainer.fit((x, y), batch_size=61, verbose=0).history["loss"][0].hex()
+        summed = trainer.digest()
     if index == 0:
-        print("result", len(trainer.devices), digest, history.history["val_loss"][-1].hex(), rows)
+        print("result", len(trainer.devices), digest, history.history["val_loss"][-1].hex(), rows, sums, summed)
 """
 
 HEAD = """

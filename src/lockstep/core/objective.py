@@ -2,7 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple
+
+from lockstep.core.batches import describe
+from lockstep.errors import ModelError
 
 
 class Sum(NamedTuple):
@@ -49,9 +53,17 @@ class Objective:
 
 
 def read_sum(loss: Any) -> Any:
-    """A plain pair (total, count) as a `Sum`; anything else as it is."""
-    pair = isinstance(loss, tuple) and len(loss) == 2 and loss[1] is not None
-    return Sum(*loss) if pair else loss
+    """A plain pair (total, count) as a `Sum`; anything else as it is. Raises if a total is not one number."""
+    if not isinstance(loss, Sum) and not (isinstance(loss, tuple) and len(loss) == 2 and loss[1] is not None):
+        return loss
+    found = Sum(*loss)
+    shape = getattr(found.total, "shape", None)
+    if shape is None or prod(shape) != 1:
+        raise ModelError(
+            f"The total of a lockstep.Sum is an array of one number. Got {describe(found.total)}. "
+            "Compute it from the model's outputs, and give its sum: losses.sum()."
+        )
+    return found
 
 
 def objective(function: Callable[[Any, Any], Any]) -> Objective:

@@ -121,7 +121,7 @@ def test_losses(criterion, message):
     ("criterion", "message"),
     [
         (lambda out, y: nd.ones((3, 2)), r"one number, or one per example. Got NDArray\(3, 2\) for a shard of 8"),
-        (lambda out, y: 3.0, "one number, or one per example. Got float"),
+        (lambda out, y: 3.0, r"one number, one per example, or lockstep.Sum\(total, count\). Got float"),
         (lambda out, y: out.detach().sum(), "depends on parameters that are trained. Got one that has no gradient"),
         (lockstep.objective(lambda block, batch: "no"), "An objective returns the shard's mean loss .*. Got str"),
     ],
