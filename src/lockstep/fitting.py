@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lockstep import forward, snapshots
+from lockstep.backends.base import HasTrainingMode
 from lockstep.callbacks import Chain, History
 from lockstep.callbacks.base import Params
 from lockstep.callbacks.chain import checked
@@ -114,6 +115,8 @@ class Fit:
         habits = trainer._recipe.habits
         callbacks = [*(make() for make in habits.callbacks), *checked(asked.callbacks)]
         self.chain = Chain([*callbacks, *shown(asked.verbose, habits.words)] if first else [], trainer, params)
+        backend = trainer._backend
+        self._modes = backend if isinstance(backend, HasTrainingMode) else None
         self._running: Iterator[Any] | None = None  # data that goes on from epoch to epoch
         self._termination = termination
         self._saver = saver
@@ -231,6 +234,8 @@ class Fit:
         return itertools.chain(first, self._running)
 
     def train(self, batch: Any) -> Sums:
+        if self._modes is not None:  # before each step: a callback may have evaluated the model by itself
+            self._modes.enter_training_mode()
         return self._trainer._train(batch)
 
     def columns(self) -> list[Column]:

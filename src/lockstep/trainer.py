@@ -88,6 +88,10 @@ class Trainer:
         iterable of batches. `batch_size` is the whole batch across all devices, `class_weight` what each class weighs.
         `checkpoint` names a folder: the run is saved there as it goes, and goes on
         from there, exactly, where the folder holds one; `epochs` is then the total.
+
+        `fit` trains in training mode: before each step a model whose root is in evaluation mode is put into training
+        mode, all of it, as by `model.train()`. Below a root in training mode each submodule keeps its own mode, so
+        `model.train(); model.norm.eval()` freezes a batch norm's statistics.
         """
         keywords.check("fit", extra, others)
         asked = fitting.Asked(epochs, steps_per_epoch, validation_data, callbacks, checkpoint, level(verbose))
@@ -98,7 +102,7 @@ class Trainer:
         return fitting.fit(self, read, asked)
 
     def step(self, batch: Any) -> Logs:
-        """Trains on one batch: one batch in, one update out."""
+        """Trains on one batch: one batch in, one update out; in the modes that the script has set, as a plain loop."""
         sums = self._train(batches.top(batch))
         begun, step, member = self._begun, self._run.step - 1, self._team.member
 

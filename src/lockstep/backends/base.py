@@ -207,6 +207,14 @@ class Attributed(Protocol):
         """Takes over such values, all or, with an error that names both values, none."""
 
 
+@runtime_checkable
+class HasTrainingMode(Protocol):
+    """Extra protocol for backends whose models keep their own mode, training or evaluation."""
+
+    def enter_training_mode(self) -> None:
+        """Puts a model that is in evaluation mode as a whole into training mode; parts that are apart in it stay."""
+
+
 class Module(Protocol):
     """What a backend's module offers: its devices, and a backend over some of them."""
 

@@ -166,6 +166,8 @@ def test_every_form_trains_and_rests(make):
     own = trainer.model(X, training=False) if isinstance(model, Told) else bound(trainer.model)(X)
     np.testing.assert_allclose(np.asarray(own), rows, rtol=1e-5, atol=1e-5)
     assert trainer.digests() == before
+    if isinstance(model, nnx.Module):
+        model.train()
     for _ in range(15):
         last = trainer.step((X, Y))["loss"]
     assert last < first
@@ -174,7 +176,25 @@ def test_every_form_trains_and_rests(make):
     assert all(trainer.digests()[name] != before[name] for name in statistics)
 
 
-@pytest.mark.parametrize("made", [Shadowing, Deep, Overriding])
+def shadowing():
+    model = Shadowing()
+    model.train = True
+    return model
+
+
+def deep():
+    model = Deep()
+    model.inner[0].train = True
+    return model
+
+
+def overriding():
+    model = Overriding()
+    model.train()
+    return model
+
+
+@pytest.mark.parametrize("made", [shadowing, deep, overriding])
 def test_a_mode_is_told_wherever_a_module_has_it(made):
     """Twice the outputs without training, and the script's own flags as they were."""
     model, plain = made(), Flagged()

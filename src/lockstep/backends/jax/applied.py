@@ -17,6 +17,7 @@ from flax.core import unfreeze
 from flax.training.train_state import TrainState
 
 from lockstep.backends.jax import batches, keys, modes, sown, trees
+from lockstep.backends.jax.modes import ModuleModes
 from lockstep.backends.jax.programs import Program
 from lockstep.errors import ModelError
 
@@ -28,6 +29,7 @@ class Applied:
     """A function of variables, and those variables."""
 
     donated = True  # the script sees copies
+    mode_flags: ModuleModes | None = None
 
     def __init__(self, apply: Callable[..., Any], variables: Any) -> None:
         self.apply, self.module, self.fixed = _opened(apply)

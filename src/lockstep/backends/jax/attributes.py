@@ -63,7 +63,7 @@ class Attributes:
     def _found(self) -> dict[tuple[str, str], Any]:
         """Every attribute by its module's path and its name; of an array, that it is one.
 
-        Not what tells the mode, nor what an eager call has sown.
+        Not what tells the mode, which `modes.ModuleModes` reads, nor what an eager call has sown.
         """
         result = {}
         for path, node in self._nodes.items():

@@ -15,6 +15,7 @@ from lockstep.backends.base import Array, Node, Recipe, State, Work
 from lockstep.backends.jax import arithmetic, batches, devices, keys, losses, metrics, sums
 from lockstep.backends.jax.batches import on_host
 from lockstep.backends.jax.fields import Fields
+from lockstep.backends.jax.modes import Modes
 from lockstep.backends.jax.nodes import Host, Lazy, Sum, Total, Vector, plain
 from lockstep.backends.jax.passes import Passes
 from lockstep.backends.jax.replicas import Replicas
@@ -206,21 +207,34 @@ class JaxBackend:
         self._replicas.set_numbers(numbers)
 
     def attributes(self) -> dict[str, Any]:
-        """The numbers and words in an nnx module."""
-        return {"model": self._replicas.model.controls()}
+        """The numbers and words in an nnx module, and its modes."""
+        return {"model": self._replicas.model.controls(), "modes": self._modes()}
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Writes them into the module."""
         if attributes["model"] is not None:
             self._replicas.model.turn(attributes["model"])
+        if self._replicas.model.mode_flags is not None:
+            self._replicas.model.mode_flags.restore(attributes.get("modes", {}))
+
+    def enter_training_mode(self) -> None:
+        """Calls an nnx module's `train()` if all its flags tell of evaluation; a linen module is told in each call."""
+        if self._replicas.model.mode_flags is not None:
+            self._replicas.model.mode_flags.enter_training()
+
+    def _modes(self) -> Modes:
+        flags = self._replicas.model.mode_flags
+        return {} if flags is None else flags.read()
 
     def controls(self) -> Any:
-        """The optimizer's numbers, and the numbers and words in an nnx module."""
-        return {"numbers": self.numbers(), "model": self._replicas.model.controls()}
+        """The optimizer's numbers, the numbers and words in an nnx module, and its modes."""
+        return {"numbers": self.numbers(), "model": self._replicas.model.controls(), "modes": self._modes()}
 
     def turn(self, controls: Any) -> None:
         """Takes over another process's controls."""
         self._replicas.model.turn(controls["model"])
+        if self._replicas.model.mode_flags is not None:
+            self._replicas.model.mode_flags.write(controls["modes"])
         self.set_numbers(controls["numbers"])
 
     def touched(self) -> bool:

@@ -41,6 +41,7 @@ class Executables:
         self._mesh = jax.sharding.Mesh(np.array(devices), (AXIS,))
         self._by_row = jax.sharding.NamedSharding(self._mesh, _SPEC(AXIS))
         self._options = _FIRST if exact and devices[0].platform == "gpu" else None
+        self.modes = ""  # of the model, in which the shards of a step are traced
         self._made: dict[Hashable, Any] = {}
         self._fillers: dict[tuple[str, int], list[Any]] = {}
 
@@ -58,7 +59,7 @@ class Executables:
             run = shards.gradient(place.form, place.examples, alone, summed, layout, found)
             return self._program(run), found
 
-        return self._once(("gradient", place.form, alone, summed, layout, _switched()), make)
+        return self._once(("gradient", place.form, alone, summed, layout, self.modes, _switched()), make)
 
     def step(self, shards: Shards, place: Place, summed: bool, layout: Fields, optimizer: Optimizer, clip: Any) -> Any:
         """All of a step whose batch is one shard, its leaf for who asks, and what tracing them has shown."""
@@ -70,7 +71,7 @@ class Executables:
             step, leaf = (self._program(traced.part(index)) for index in (0, 1))
             return step, leaf, found
 
-        return self._once(("step", place.form, summed, layout, clip, _switched()), make)
+        return self._once(("step", place.form, summed, layout, clip, self.modes, _switched()), make)
 
     def sums(self, shards: Shards, place: Place, summed: bool) -> Any:
         """The sums of one shard, and what tracing it has shown."""

@@ -12,6 +12,7 @@ import flax.linen as nn
 from flax import nnx
 from flax.training.train_state import TrainState
 
+from lockstep.backends.jax.modes import ModuleModes
 from lockstep.errors import ModelError
 
 MODULE = nnx.Module
@@ -38,6 +39,7 @@ class Model(Protocol):
     home: str  # under which the parameters stand in a state
     params: Any  # nests of arrays, as the script's own object has them; None before the first batch
     rest: Any
+    mode_flags: ModuleModes | None  # the flags that the script turns; None where each call is told its mode
 
     def bind(self, params: Any, rest: Any, key: Any, training: bool) -> Bound:
         """The model with these variables, inside an executable."""

@@ -27,6 +27,7 @@ class Module:
         self._module = module
         self._wrt = wrt
         self._attributes = Attributes(module)
+        self.mode_flags: modes.ModuleModes | None = modes.ModuleModes(module)
         self._keeps = _variables(module)
         self._published: list[Any] = []
         self._split()
@@ -189,14 +190,12 @@ def check_optimizer(module: nnx.Module, optimizer: nnx.Optimizer[Any]) -> None:
 
 
 def _graph(module: nnx.Module, training: bool) -> Any:
-    """The module's graph and state in one mode; the script's own flags stay where they are."""
+    """The graph and state of a copy; it trains in the modes that the script has set, and rests in evaluation mode."""
     copy = nnx.merge(*nnx.split(module))
-    name = "train" if training else "eval"
-    turn = getattr(type(copy), name)  # of the class: a field may have the method's name
-    (turn if callable(turn) else getattr(nnx.Module, name))(copy)
-    for _, node in nnx.iter_modules(copy):
-        for name in modes.fields(node):
-            setattr(node, name, modes.value(name, training))
+    if training:
+        modes.train_unset(copy)
+    else:
+        modes.turn(copy, training=False)
     return nnx.split(copy)
 
 

@@ -4,6 +4,7 @@ The script's objects are the truth. What it puts there between two steps is seen
 for JAX's arrays never change: another value is another object.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,6 +88,8 @@ class Replicas:
         if signature != self._signature:
             self.executables.forget()
         self._signature = signature
+        if self.model.mode_flags is not None and hasattr(self, "executables"):
+            self.executables.modes = json.dumps(self.model.mode_flags.read())
         changed = [self.model.changed(), self.optimizer.changed()]
         if not (self.model.donated and self.optimizer.donated):  # what the script holds, it can give away
             for tree in (self.model.params, self.model.rest, self.optimizer.state):

@@ -109,11 +109,12 @@ class Attributes:
                         f"The checkpoint does not fit this model. At {path!r} it has {name}={value!r}, the model a "
                         f"{type(there).__name__}. Use the model it was saved with."
                     )
-        one_mode = _in_one_mode(self.saved()) and _in_one_mode(saved)  # then the next step's own is right
+        # A model put into evaluation mode to be used is not turned back by the checkpoint of an ordinary training.
+        stays = _modes(self.saved()) == {False} and _modes(saved) == {True}
         for path, plain in saved.items():
             own = vars(self._modules[path])
             for name, value in plain.items():
-                if is_plain(own.get(name)) and not (one_mode and name == "training"):
+                if is_plain(own.get(name)) and not (stays and name == "training"):
                     own[name] = value
 
 
@@ -138,6 +139,6 @@ def _plain(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in found if type(value) in _PLAIN or is_plain(value)}
 
 
-def _in_one_mode(saved: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the model's modules are all in training mode, or all in evaluation mode."""
-    return len({plain.get("training") for path, plain in saved.items() if not path.startswith("loss:")}) < 2
+def _modes(saved: Mapping[str, Mapping[str, Any]]) -> set[Any]:
+    """The modes of the model's modules: {True} if all of them are in training mode."""
+    return {plain["training"] for path, plain in saved.items() if "training" in plain and not path.startswith("loss:")}

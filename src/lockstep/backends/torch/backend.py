@@ -72,8 +72,6 @@ class TorchBackend:
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Computes shard after shard; whatever happens, the model's buffers end as they began."""
         self._shards.begun = False
-        if not self._replica.model.training:
-            self._replica.model.train()
         trained = list(self._trained.values())
         statistics = self._shards.statistics
         statistics.keep()
@@ -260,6 +258,11 @@ class TorchBackend:
     def turn(self, controls: Any) -> None:
         """Takes over the script's controls."""
         self._replica.turn(controls)
+
+    def enter_training_mode(self) -> None:
+        """Calls `model.train()` if the root is in evaluation mode; below a root in training mode nothing changes."""
+        if not self._replica.model.training:
+            self._replica.model.train()
 
     def touched(self) -> bool:
         """Whether the script wrote to the state since the last step."""

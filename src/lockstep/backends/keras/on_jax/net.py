@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lockstep.backends.jax.modes import ModuleModes
 from lockstep.backends.keras.compiled import Compiled, Outcome, Values
 from lockstep.backends.keras.slots import Slots
 from lockstep.errors import ModelError
@@ -16,6 +17,7 @@ class Net:
 
     home = "model"
     donated = False  # the script's own variables hold the arrays
+    mode_flags: ModuleModes | None = None
 
     def __init__(self, compiled: Compiled) -> None:
         self._compiled = compiled
