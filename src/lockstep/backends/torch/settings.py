@@ -104,6 +104,9 @@ _SWITCHES: dict[str, Switch] = {
 }
 
 
+FORCE_EAGER: Any = getattr(torch.compiler, "set_stance", None)  # torch 2.6 has it
+
+
 def switches() -> dict[str, Any]:
     """The script's own values of every switch."""
     return {name: get() for name, (get, _) in _SWITCHES.items()}
@@ -139,6 +142,8 @@ def computing(threads: int, device: torch.device, exact: bool) -> Iterator[None]
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
             torch.backends.cudnn.benchmark = False
         with ExitStack() as stack:
+            if exact and FORCE_EAGER is not None:  # what torch.compile makes differs from process to process
+                stack.enter_context(FORCE_EAGER("force_eager"))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(torch.autocast(device.type, enabled=False))

@@ -6,9 +6,9 @@ own, and nothing it does is seen by the next.
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +16,20 @@ from torch import Tensor, nn
 from lockstep.backends.base import Node, Work
 from lockstep.backends.torch import generators, losses, metrics, settings
 from lockstep.backends.torch.buffers import Statistics, of_loss, writes
+from lockstep.backends.torch.compiled import check_compiled, name_modules
 from lockstep.backends.torch.inputs import call, put
 from lockstep.backends.torch.kept import Kept
 from lockstep.backends.torch.losses import Share, Term
 from lockstep.backends.torch.replica import Replica
 from lockstep.core import seeds
-from lockstep.core.batches import count
+from lockstep.core.batches import count, transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, Column, Metric, Sums, ratio
 from lockstep.core.objective import Objective
 from lockstep.core.options import Options
 from lockstep.errors import BatchError, ExactError, ModelError, NonFiniteError
+
+Value = TypeVar("Value")
 
 CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusion matrix of 32 classes
 
@@ -54,6 +57,7 @@ class Fields:
         self.buffers: list[Tensor] = views[num_trained:-2]
         self.there: Tensor = views[-2]
         self.sums: Tensor = views[-1]
+        self.all: list[Tensor] = views
 
 
 class Shards:
@@ -66,8 +70,10 @@ class Shards:
         self._precision = options.precision
         self._own_metrics = isinstance(loss, Objective)
         own = list(loss.modules()) if isinstance(loss, nn.Module) else []
+        if options.exact:
+            check_compiled(replica.model, replica.optimizer, loss, chosen)
         self.statistics = Statistics([*replica.buffers, *of_loss(loss)], [*replica.modules, *filter(writes, own)])
-        self._kept = Kept([*replica.modules, *own] if options.exact else [])
+        self._kept = Kept(name_modules(replica.model, loss), loss) if options.exact else Kept({})
         self.columns: list[Column] = []
         self.begun = False  # whether a shard of this command has named its values
 
@@ -88,7 +94,13 @@ class Shards:
     def leaf(self, work: Work, shard: int, piece: Any, trained: list[Tensor], fields: Fields, scale: float) -> None:
         """Writes the leaf of one shard."""
         if not self.begun:
-            self._kept.keep()
+            self._kept.keep(training=True)
+        self._kept.run(lambda: self._write(work, shard, piece, trained, fields, scale), lambda _: fields.all)
+        if shard == max(work.shards):
+            self._kept.check()
+
+    def _write(self, work: Work, shard: int, piece: Any, trained: list[Tensor], fields: Fields, scale: float) -> None:
+        self.clear()
         term, share = self._forward(work, shard, piece, alone=work.num_shards == 1)
         values = self._measure(term, share)
         if not math.isfinite(values[0]):
@@ -100,41 +112,50 @@ class Shards:
         there = _copy_gradients(trained, fields.gradients, term.share)
         weight = None if share.alone else share.examples / share.total
         there += self.statistics.collect(fields.buffers, weight, first=shard == 0)
-        if shard == max(work.shards):
-            self._kept.check()
         fields.there.copy_(torch.tensor(there))
         fields.sums.copy_(_padded(values, len(fields.sums) - 2, [float(self._checksum()), 1.0]))
 
     def sums(self, work: Work, shard: int, piece: Any) -> Tensor:
         """The sums of one shard, without training."""
-        with self._unseen():
+
+        def compute() -> Tensor:
             term, share = self._forward(work, shard, piece, alone=False)
             return torch.tensor(self._measure(term, share), dtype=torch.float64)
 
+        return self._unseen(compute, lambda sums: [sums])
+
     def outputs(self, work: Work, shard: int, piece: Any) -> Any:
         """The model's outputs for one shard's inputs."""
-        with self._unseen(), self._alone(work, shard):
-            return call(self._replica.model, put(piece, self._replica.device))
+
+        def compute() -> Any:
+            with self._alone(work, shard):
+                return call(self._replica.model, put(piece, self._replica.device))
+
+        return self._unseen(compute, flat)
 
     def loss(self, criterion: Any, outputs: Any, targets: Any) -> float | None:
         """The criterion's value for outputs and targets in numpy; None if it gives more than one number."""
         device = self._replica.device
-        with self._unseen(), settings.precise(self._precision, device):
+        with self._kept.restored(), settings.precise(self._precision, device):
             try:
                 value = criterion(put(outputs, device), put(targets, device))
             finally:
-                self._kept.restore()
+                self.statistics.restore()
         return float(value) if isinstance(value, Tensor) and not value.ndim else None
 
-    @contextmanager
-    def _unseen(self) -> Iterator[None]:
+    def _unseen(self, compute: Callable[[], Value], results: Callable[[Value], list[Tensor]]) -> Value:
         """Afterwards the buffers are as they were kept, for a module may count its calls in evaluation too."""
-        self._kept.keep()
-        try:
-            yield
-            self._kept.check()
-        finally:
-            self.statistics.restore()
+
+        def restored() -> Value:
+            try:
+                return compute()
+            finally:
+                self.statistics.restore()
+
+        self._kept.keep(training=False)
+        value = self._kept.run(restored, results)
+        self._kept.check()
+        return value
 
     def clear(self) -> None:
         """Forgets gradients, as `zero_grad` does, also those of parameters that the optimizer does not hold."""
@@ -190,6 +211,13 @@ class Shards:
             f"Got {[column.name for column in self.columns]} in one "
             "and others in another. Return every name every time."
         )
+
+
+def flat(outputs: Any) -> list[Tensor]:
+    """The tensors of a nest."""
+    found: list[Tensor] = []
+    transform(outputs, lambda value: found.append(value) if isinstance(value, Tensor) else None)
+    return found
 
 
 def _copy_gradients(trained: list[Tensor], fields: list[Tensor], share: float) -> list[bool]:

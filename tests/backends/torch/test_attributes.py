@@ -1,0 +1,335 @@
+"""Tensors in attributes: what one pass leaves there for the next is refused, what it merely leaves is not."""
+
+import pytest
+import torch
+from torch import nn
+
+import lockstep
+from lockstep.errors import ExactError
+
+X = torch.randn(24, 5, generator=torch.Generator().manual_seed(0)) + 1
+Y = torch.arange(24) % 3
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.prepare()
+
+    def prepare(self):
+        pass
+
+
+class Replaced(Base):
+    def prepare(self):
+        self.mean = torch.zeros(5)
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.layer(x - self.mean)
+
+
+class InPlace(Base):
+    def prepare(self):
+        self.mean = torch.zeros(5)
+
+    def forward(self, x):
+        self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return self.layer(x - self.mean)
+
+
+class SeenInEvaluation(Base):
+    """A batch norm out of a textbook: no training pass reads it."""
+
+    def prepare(self):
+        self.mean = torch.zeros(5)
+
+    def forward(self, x):
+        if not self.training:
+            return self.layer(x - self.mean)
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.layer(x - x.mean(0))
+
+
+class Begun(Base):
+    """Has no value before the first pass."""
+
+    def prepare(self):
+        self.mean = None
+
+    def forward(self, x):
+        self.mean = x.mean(0) if self.mean is None else 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.layer(x - self.mean)
+
+
+class Largest(Base):
+    """Computing one shard twice would not show it."""
+
+    def prepare(self):
+        self.most = torch.zeros(5)
+
+    def forward(self, x):
+        self.most = torch.maximum(self.most, x.max(0).values)
+        return self.layer(x / self.most)
+
+
+class InDict(Base):
+    def prepare(self):
+        self.stats = {"mean": torch.zeros(5)}
+
+    def forward(self, x):
+        self.stats["mean"] = 0.9 * self.stats["mean"] + 0.1 * x.mean(0)
+        return self.layer(x - self.stats["mean"])
+
+
+class InList(Base):
+    """A memory that grows."""
+
+    def prepare(self):
+        self.memory = []
+
+    def forward(self, x):
+        mean = torch.stack(self.memory).mean(0) if self.memory else 0
+        self.memory.append(x.mean(0))
+        return self.layer(x - mean)
+
+
+class InTuple(Base):
+    def prepare(self):
+        self.stats = (torch.zeros(5), 1)
+
+    def forward(self, x):
+        self.stats = (0.9 * self.stats[0] + 0.1 * x.mean(0), 1)
+        return self.layer(x - self.stats[0])
+
+
+class InSet(Base):
+    def prepare(self):
+        self.seen = set()
+
+    def forward(self, x):
+        total = sum(each.item() for each in self.seen)
+        self.seen.add(x.mean())
+        return self.layer(x - total)
+
+
+class Box:
+    pass
+
+
+class InObject(Base):
+    def prepare(self):
+        self.box = Box()
+        self.box.mean = torch.zeros(5)
+
+    def forward(self, x):
+        self.box.mean = 0.9 * self.box.mean + 0.1 * x.mean(0)
+        return self.layer(x - self.box.mean)
+
+
+class Buffered(Base):
+    """The way out."""
+
+    def prepare(self):
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.layer(x - self.mean)
+
+
+class Recorded(Base):
+    """Leaves what it has computed, for somebody to look at or for the loss."""
+
+    def prepare(self):
+        self.inputs = []
+
+    def forward(self, x):
+        self.map = torch.softmax(x, 1)
+        self.inputs.append(x)
+        self.outputs = self.layer(self.map * x)
+        return self.outputs
+
+
+class Cached(Base):
+    """Builds tables of the inputs' length, once, and a larger one for more."""
+
+    def prepare(self):
+        self.table, self.tables = None, {}
+
+    def forward(self, x):
+        if self.table is None or len(self.table) < len(x):
+            self.table = torch.arange(5.0 * len(x)).reshape(-1, 5).cos()
+        if x.shape not in self.tables:
+            self.tables[x.shape] = torch.arange(5.0 * len(x)).reshape(x.shape).sin()
+        return self.layer(x * self.table[: len(x)] + self.tables[x.shape])
+
+
+class Scratch(Base):
+    """Writes to a tensor of its own before it reads it."""
+
+    def prepare(self):
+        self.scratch = torch.zeros(24, 5)
+
+    def forward(self, x):
+        self.scratch.zero_()
+        self.scratch[: len(x)] = 2 * x
+        return self.layer(self.scratch[: len(x)].clone())
+
+
+def normalized():
+    return nn.Sequential(nn.utils.weight_norm(nn.Linear(5, 8)), nn.utils.spectral_norm(nn.Linear(8, 3)))
+
+
+def wrapped(make, devices=1, shards=4, loss=None, **options):
+    torch.manual_seed(0)
+    net = make()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loss = loss or nn.CrossEntropyLoss()
+    return lockstep.wrap(net, optimizer, loss, devices=devices, shards=shards, threads=1, **options)
+
+
+STATEFUL = [
+    (Replaced, "'mean' of Replaced"),
+    (InPlace, "'mean' of InPlace"),
+    (SeenInEvaluation, "'mean' of SeenInEvaluation"),
+    (Begun, "'mean' of Begun"),
+    (Largest, "'most' of Largest"),
+    (InDict, "'mean' of 'stats' of InDict"),
+    (InList, "'memory' of InList"),
+    (InTuple, "'stats' of InTuple"),
+    (InSet, "'seen' of InSet"),
+    (InObject, "'mean' of 'box' of InObject"),
+]
+
+
+@pytest.mark.parametrize(("make", "where"), STATEFUL)
+def test_what_the_next_pass_reads_is_refused(make, where):
+    with wrapped(make) as trainer:
+        before = trainer.digest()
+        with pytest.raises(ExactError) as caught:
+            trainer.step((X, Y))
+        assert str(caught.value) == (
+            "A forward pass leaves no tensors in attributes that change what the next pass gives: they reach neither "
+            "the other processes nor a checkpoint, and would depend on the number of devices. Got other bits for a "
+            f"shard after another than by itself, with what is left in {where}. Make it a buffer: "
+            "self.register_buffer(name, tensor); or use lockstep.wrap(..., exact=False)."
+        )
+        assert trainer.digest() == before
+
+
+@pytest.mark.parametrize("make", [Replaced, InPlace, InDict])
+@pytest.mark.parametrize(("devices", "shards"), [(1, 1), (2, 2), (3, 3)])
+def test_it_is_refused_at_the_second_step_where_a_process_has_one_shard(make, devices, shards):
+    with wrapped(make, devices, shards) as trainer:
+        assert len(trainer.devices) == devices
+        trainer.step((X, Y))
+        with pytest.raises(ExactError, match="with what is left in"):
+            trainer.step((X, Y))
+
+
+def test_with_a_buffer_it_trains_to_one_digest_on_1_2_and_3_devices():
+    found = set()
+    for devices in (1, 2, 3):
+        with wrapped(Buffered, devices) as trainer:
+            assert len(trainer.devices) == devices
+            for _ in range(3):
+                trainer.step((X, Y))
+            found.add(trainer.digest())
+    assert len(found) == 1
+
+
+def test_without_the_promise_it_trains():
+    trainer = wrapped(Replaced, exact=False)
+    for _ in range(3):
+        trainer.step((X, Y))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of weight_norm
+@pytest.mark.parametrize("make", [Recorded, Cached, Scratch, normalized])
+def test_what_is_merely_left_there_trains_to_one_digest(make):
+    found = set()
+    for devices in (1, 2, 3):
+        with wrapped(make, devices) as trainer:
+            assert len(trainer.devices) == devices
+            for size in (12, 24, 24, 20):
+                trainer.step((X[:size], Y[:size]))
+                trainer.evaluate((X, Y))
+                trainer.predict(X)
+            found.add(trainer.digest())
+    assert len(found) == 1
+
+
+def test_the_script_may_change_such_tensors_between_steps():
+    class Scaled(Base):
+        def prepare(self):
+            self.scale = torch.ones(5)
+
+        def forward(self, x):
+            self.seen = x * self.scale
+            return self.layer(self.seen)
+
+    found = set()
+    for devices in (1, 2):
+        with wrapped(Scaled, devices) as trainer:
+            for step in range(3):
+                trainer.model.scale = torch.full((5,), 1.0 + step)
+                trainer.step((X, Y))
+                trainer.model.scale.mul_(0.5)
+                trainer.step((X, Y))
+            found.add(trainer.digest())
+    assert len(found) == 1
+
+
+def test_an_attribute_that_begins_to_count_later_is_found():
+    class Late(Replaced):
+        def forward(self, x):
+            return super().forward(x) if self.warm else self.layer(x)
+
+    Late.warm = False
+    trainer = wrapped(Late)
+    for _ in range(5):
+        trainer.step((X, Y))
+    Late.warm = True
+    trainer.step((X, Y))
+    with pytest.raises(ExactError, match="'mean' of Late"):
+        trainer.step((X, Y))
+
+
+def test_an_evaluation_that_leaves_what_it_reads_is_refused():
+    trainer = wrapped(Replaced)
+    with pytest.raises(ExactError, match="'mean' of Replaced"):
+        trainer.predict(X)
+
+
+class Remembering:
+    """A loss with a tensor of its own."""
+
+    def __init__(self):
+        self.mean = torch.zeros(())
+
+    def __call__(self, outputs, targets):
+        value = nn.functional.cross_entropy(outputs, targets)
+        self.mean = 0.9 * self.mean + 0.1 * value.detach()
+        return value * self.mean
+
+
+def test_a_loss_that_is_an_object_is_looked_into():
+    trainer = wrapped(Scratch, loss=Remembering())
+    with pytest.raises(ExactError, match="'mean' of the loss, Remembering"):
+        trainer.step((X, Y))
+
+
+def test_a_shard_is_computed_twice_only_where_tensors_are_left():
+    calls = []
+
+    class Counted(nn.Linear):
+        def forward(self, x):
+            calls.append(len(x))
+            return super().forward(x)
+
+    trainer = wrapped(lambda: Counted(5, 3))
+    trainer.step((X, Y))
+    trainer.step((X, Y))
+    assert len(calls) == 8
