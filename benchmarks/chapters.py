@@ -44,7 +44,7 @@ PACKAGES = {
     "mxnet": ("mxnet", "numpy"),
 }
 NOT_RUN = "not run in full"
-CLOSING = re.compile(r"^test acc: (?P<accuracy>\S+), (?P<seconds>\S+) sec/epoch on (?P<devices>.+)$", re.M)
+CLOSING = re.compile(r"^(?:val|test) acc: (?P<accuracy>\S+), (?P<seconds>\S+) sec/epoch on (?P<devices>.+)$", re.M)
 DIGEST = re.compile(r"\b[0-9a-f]{64}$", re.M)
 
 
@@ -90,7 +90,7 @@ def rows(name: str) -> list[list[str]]:
     log = DOCS / f"{name}.log"
     text = log.read_text(encoding="utf-8") if log.exists() else ""
     result = []
-    parts = re.split(r"^(?=test acc)", text, flags=re.M)[1:]
+    parts = re.split(r"^(?=(?:val|test) acc)", text, flags=re.M)[1:]
     for count in (1, 2):
         label = [framework, chapter.replace("_", " "), str(count)]
         if count > len(parts):

@@ -329,7 +329,7 @@ def test_early_stopping_gives_its_best_weights_back_on_a_finished_folder_too(tmp
     assert run() == run()
 
 
-@pytest.mark.parametrize(("every", "steps"), [("epoch", [4, 8]), (3, [3, 6, 8]), (4, [4, 8]), (100, [8])])
+@pytest.mark.parametrize(("every", "steps"), [("epoch", [0, 4, 8]), (3, [0, 3, 6, 8]), (4, [0, 4, 8]), (100, [0, 8])])
 def test_when_it_saves(tmp_path, every, steps, every_checkpoint_written):
     fitted(wrapped(), lockstep.Checkpoint(tmp_path, every=every, keep=None))
     assert sorted(name for name in os.listdir(tmp_path) if name.startswith("s")) == [f"step-{s:08}" for s in steps]

@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep import forward, snapshots
 from lockstep.backends.base import HasTrainingMode
+from lockstep.beginning import Beginning, starts_anew
 from lockstep.callbacks import Chain, History
 from lockstep.callbacks.base import Params
 from lockstep.callbacks.chain import checked
@@ -22,6 +23,7 @@ from lockstep.core.metrics import Column, Sums
 from lockstep.data.source import Source
 from lockstep.errors import BatchError, ExactError, StateError
 from lockstep.launch.termination import Termination
+from lockstep.reading import DEFAULT_BATCH_SIZE
 from lockstep.saver import Saver, say
 from lockstep.watch import Watch
 
@@ -98,13 +100,22 @@ class Fit:
         saver: Saver | None,
         termination: Termination,
     ) -> None:
-        trainer.stop_training = False
-        trainer.history = History(trainer.devices)
-        trainer.resumed = ""
-        trainer.breakdown = None
         first = trainer._team.first
+        given = checked(asked.callbacks)
         self._trainer, self._asked, self._read = trainer, asked, read
         self._train = train = self._opened()
+        self._validation = None  # one source for all epochs: workers know a pipeline they have seen
+        if asked.validation_data is not None:
+            self._validation = forward.source(
+                trainer, asked.validation_data, None, train.batch_size or DEFAULT_BATCH_SIZE
+            )
+        # Nothing of the trainer has changed before all that was given has been looked at.
+        trainer.stop_training = False
+        trainer.history = History(trainer.devices)
+        trainer.opening = trainer.resumed = ""
+        trainer._opening_shown = True  # or was not to be shown
+        trainer._batch_size = train.batch_size
+        trainer.breakdown = None
         params = Params(
             epochs=asked.epochs,
             steps=asked.steps_per_epoch or train.num_steps,
@@ -113,19 +124,17 @@ class Fit:
         )
         self.place = loop.Place()
         habits = trainer._recipe.habits
-        callbacks = [*(make() for make in habits.callbacks), *checked(asked.callbacks)]
+        callbacks = [*(make() for make in habits.callbacks), *given]
         self.chain = Chain([*callbacks, *shown(asked.verbose, habits.words)] if first else [], trainer, params)
         backend = trainer._backend
         self._modes = backend if isinstance(backend, HasTrainingMode) else None
         self._running: Iterator[Any] | None = None  # data that goes on from epoch to epoch
         self._termination = termination
         self._saver = saver
-        self._validation = None  # one source for all epochs: workers know a pipeline they have seen
-        if asked.validation_data is not None:
-            self._validation = forward.source(trainer, asked.validation_data, None)
+        self._beginning: Beginning | None = None  # until it is saved
         self._state: Any = None  # the data's own, of the moment it was saved
         self._logs: Mapping[str, float] = {}
-        self._watch = Watch(trainer) if trainer._team.share(lambda: asked.verbose >= 2) else None
+        self._watch = Watch(trainer, bool(given)) if trainer._team.share(lambda: asked.verbose >= 2) else None
         if not first:
             for callback in checked(callbacks):
                 callback.set_trainer(trainer)  # the first process runs them; they may be asked here
@@ -138,7 +147,6 @@ class Fit:
             raise BatchError(
                 "An epoch has an end. Got endless data without steps_per_epoch. Use steps_per_epoch=100, say."
             )
-        self._trainer._batch_size = train.batch_size
         return train
 
     def begin(self) -> None:
@@ -147,6 +155,8 @@ class Fit:
         self.chain.on_train_begin()
         if facts is not None and self._trainer._team.first:
             self.chain.load_state_dict(facts["callbacks"])
+        if facts is None and self._saver is not None:  # the data's state is None: not yet asked for a batch
+            self._beginning = Beginning(self._trainer, self._saver, lambda: self._snapshot_at(None))
 
     def _resume(self, saver: Saver) -> dict[str, Any] | None:
         trainer, asked = self._trainer, self._asked
@@ -157,6 +167,8 @@ class Fit:
         facts: dict[str, Any] = saved.facts.get("fit", {})
         snapshots.check_facts(facts, _FACTS)
         snapshots.check_facts(facts["place"], _PLACE)
+        if starts_anew(trainer, saved, self._data()):
+            return None
         place = loop.Place(**{name: facts["place"][name] for name in _PLACE})
         place.stopped &= asked.epochs <= facts["epochs"]
         over = place.stopped or place.epoch >= asked.epochs
@@ -234,6 +246,9 @@ class Fit:
         return itertools.chain(first, self._running)
 
     def train(self, batch: Any) -> Sums:
+        if self._beginning is not None:
+            self._beginning.save(batch)
+            self._beginning = None
         if self._modes is not None:  # before each step: a callback may have evaluated the model by itself
             self._modes.enter_training_mode()
         return self._trainer._train(batch)
@@ -279,13 +294,16 @@ class Fit:
             )
 
     def _snapshot(self) -> Snapshot:
+        return self._snapshot_at(self._train.state())
+
+    def _snapshot_at(self, state: Any) -> Snapshot:
         trainer, place = self._trainer, self.place
         if place.batch:
             place.logs = dict(loop.Totals(self.columns, place.sums))
         facts = {
             "place": asdict(place),
             "epochs": self._asked.epochs,
-            "data": {**self._data(), "state": self._train.state()},
+            "data": {**self._data(), "state": state},
             "history": trainer.history.state_dict(),
             "callbacks": self.chain.state_dict(),
         }

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from lockstep.trainer import Trainer
 
 
-def source(trainer: "Trainer", data: Any, batch_size: int | None) -> Source:
-    """The data in its own order, once through."""
-    read = trainer._source(data, batch_size, shuffle=False)
+def source(trainer: "Trainer", data: Any, batch_size: int | None, default: int | None = None) -> Source:
+    """The data in its own order, once through; without a size in batches of `default`, or of the last training's."""
+    read = trainer._source(data, batch_size, shuffle=False, default=default)
     if read.endless:
         raise BatchError(
             "Data to evaluate or predict has an end. Got endless data. Add .take(n), or leave out .repeat()."

@@ -1,6 +1,7 @@
-"""Keywords: what the `fit` of other libraries takes and ours does not, and what to write instead."""
+"""Keywords: what the `fit` of other libraries takes and ours does not, and the numbers that ours takes."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from lockstep.errors import ArgumentError, BatchError
@@ -37,3 +38,26 @@ validation_data=(x[-n:], y[-n:])).
         raise BatchError(f"{method} takes one data argument. Got {1 + len(extra)}. Use {_ONE[method]}.")
     for name in others:
         raise ArgumentError(f"{method} has no {name}. {_INSTEAD.get(name, f'help(trainer.{method}) lists its words.')}")
+
+
+def checked_integer(name: str, value: Any, least: int = 1) -> int:
+    """Return the number as an int; raise if it is no integer or below `least`. A numpy integer is one, a bool is not.
+
+    >>> checked_integer("epochs", 3)
+    3
+    >>> checked_integer("epochs", 2.5)
+    Traceback (most recent call last):
+    ...
+    lockstep.errors.ArgumentError: epochs is an integer from 1 on. Got epochs=2.5. Use epochs=2, for example.
+    """
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if whole and value >= least:
+        return int(value)
+    near = int(value) if isinstance(value, float) and least <= value < 2**31 else max(least, 1)
+    kind = BatchError if whole else ArgumentError
+    raise kind(f"{name} is an integer from {least} on. Got {name}={value!r}. Use {name}={near}, for example.")
+
+
+def checked_optional(name: str, value: Any) -> int | None:
+    """Return the number as `checked_integer` does, and None as it is."""
+    return None if value is None else checked_integer(name, value)

@@ -32,10 +32,19 @@ class Run:
         """Refuses numbers that mean nothing."""
         for name in ("shards", "threads"):
             value = getattr(self, name)
-            if value is not None and not (_whole(value) and value >= 1):
+            if value is None:
+                continue
+            if not (_is_integer(value) and value >= 1):
                 raise PlanError(f"{name} is a whole number from 1 on. Got {name}={value!r}. Leave it out to choose.")
-        if not _whole(self.seed):
+            setattr(self, name, int(value))  # numpy's integers too, which a checkpoint's JSON does not take
+        if self.shards is not None and self.shards > plan.MAX_SHARDS:
+            raise PlanError(
+                f"shards is the number of parts of a batch, at most {plan.MAX_SHARDS:,}. Got shards={self.shards}. "
+                "Use as many as the most devices that this run will ever have, e.g. shards=8."
+            )
+        if not _is_integer(self.seed):
             raise PlanError(f"seed is a whole number. Got seed={self.seed!r}. Use seed=0.")
+        self.seed = int(self.seed)
 
     def state(self) -> dict[str, int | str | None]:
         """The numbers by name, for a checkpoint, and how the loss is taken."""
@@ -76,10 +85,10 @@ class Run:
         self.reduction = Reduction.ASSUMED
         return self.loss_line
 
-    def opening(self, batch_size: int, devices: Sequence[str], raised: bool) -> str:
-        """The line with which training opens.
+    def opening(self, batch_size: int, devices: Sequence[str], note: str = "") -> str:
+        """Return the line with which training opens; `note` is what to know about the number of shards.
 
-        >>> Run(0, 8, 1).opening(256, ["cpu:0", "cpu:1"], False)
+        >>> Run(0, 8, 1).opening(256, ["cpu:0", "cpu:1"])
         '2 devices (cpu:0, cpu:1), 8 shards of 32, batch 256, 1 thread per shard, seed 0'
         """
         assert self.shards is not None
@@ -88,7 +97,7 @@ class Run:
         words = [
             f"{len(devices)} device{'s' * (len(devices) > 1)} ({_names(devices)})",
             f"{self.shards} shard{'s' * (self.shards > 1)} of {' or '.join(map(str, sizes))}"
-            + (" (more than the batch alone would have, so that every device has one)" if raised else ""),
+            + (f" ({note})" if note else ""),
             f"batch {batch_size}",
         ]
         if is_cpu(devices[0]):
@@ -108,8 +117,8 @@ def saved_reduction(saved: Mapping[str, Any]) -> Reduction | None:
     return None if value is None else Reduction(value)
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, Integral)  # numpy's whole numbers too
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _names(devices: Sequence[str]) -> str:

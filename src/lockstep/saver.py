@@ -19,7 +19,7 @@ class Saver:
         self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         self._monitor = self.checkpoint.monitor
         self._store = Store(self.checkpoint.path, self.checkpoint.keep, self._monitor)
-        self._writes = writes
+        self.writes = writes
         self._writer = Writer()
         self._best: float | None = None  # so far
 
@@ -53,7 +53,7 @@ class Saver:
 
     def save(self, step: int, snapshot: Callable[[], Snapshot], keep: bool = False) -> None:
         """Copies the state and has it written; where the disk is slow, a newer one may take its place unless kept."""
-        if self._writes:
+        if self.writes:
             copy = snapshot().sealed()
             self._writer.submit(lambda: self._store.save(copy, step), keep)
 

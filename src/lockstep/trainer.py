@@ -19,12 +19,11 @@ from lockstep.core.reduction import Reduction
 from lockstep.data import source
 from lockstep.data.class_weights import weighed
 from lockstep.devices import is_cpu
-from lockstep.errors import BatchError, OptimizerError, StateError
+from lockstep.errors import OptimizerError, StateError
 from lockstep.logs import Logs
+from lockstep.reading import DEFAULT_BATCH_SIZE, open_source
 from lockstep.run import Run
 from lockstep.world import Team
-
-DEFAULT_BATCH_SIZE = 32
 
 
 class Trainer:
@@ -37,7 +36,7 @@ class Trainer:
     >>> from lockstep.backends.numpy import SGD, Dense
     >>> x, y = np.eye(8), np.arange(8) % 2
     >>> with lockstep.wrap(Dense([8, 2], seed=1), SGD(0.5), "cross_entropy", devices=2, shards=4) as trainer:
-    ...     logs = trainer.step((x, y))
+    ...     logs = trainer.step((x, y), verbose=0)
     ...     trainer.predict(x).shape, sorted(trainer.evaluate((x, y))), len(trainer.digest())
     ((8, 2), ['loss'], 64)
     """
@@ -64,6 +63,11 @@ class Trainer:
         self._team_devices = self._open_team.devices
         self._batch_size: int | None = None
         self._begun = 0  # steps, also those that failed
+        self._shards_note = ""  # what the opening line says about shards that were not given
+        self._opening_shown = False
+        seed = self._open_team.share(lambda: run.seed)  # launched processes take the first one's
+        if "seed" not in run.given:
+            run.seed = seed
 
     # -- training
 
@@ -72,7 +76,7 @@ class Trainer:
         data: Any,
         *extra: Any,
         epochs: int = 1,
-        batch_size: int = DEFAULT_BATCH_SIZE,
+        batch_size: int | None = None,
         shuffle: bool = True,
         steps_per_epoch: int | None = None,
         validation_data: Any = None,
@@ -85,8 +89,9 @@ class Trainer:
         """Trains for `epochs` passes over the data and gives the history of loss and metrics.
 
         `data` is `(inputs, targets)`, a nest of arrays, a data set, a loader or an
-        iterable of batches. `batch_size` is the whole batch across all devices, `class_weight` what each class weighs.
-        `checkpoint` names a folder: the run is saved there as it goes, and goes on
+        iterable of batches. `batch_size` is the whole batch across all devices, 32 if it is left out; a loader has its
+        own. `class_weight` is what each class weighs.
+        `checkpoint` names a folder: the run is saved there before its first step and as it goes, and goes on
         from there, exactly, where the folder holds one; `epochs` is then the total.
 
         `fit` trains in training mode: before each step a model whose root is in evaluation mode is put into training
@@ -94,16 +99,27 @@ class Trainer:
         `model.train(); model.norm.eval()` freezes a batch norm's statistics.
         """
         keywords.check("fit", extra, others)
+        epochs = keywords.checked_integer("epochs", epochs, least=0)
+        steps_per_epoch = keywords.checked_optional("steps_per_epoch", steps_per_epoch)
+        batch_size = keywords.checked_optional("batch_size", batch_size)
         asked = fitting.Asked(epochs, steps_per_epoch, validation_data, callbacks, checkpoint, level(verbose))
 
         def read() -> source.Source:
-            return weighed(self._source(data, batch_size, shuffle), class_weight, self._backend.host)
+            found = self._source(data, batch_size, shuffle, DEFAULT_BATCH_SIZE)
+            return weighed(found, class_weight, self._backend.host)
 
         return fitting.fit(self, read, asked)
 
-    def step(self, batch: Any) -> Logs:
-        """Trains on one batch: one batch in, one update out; in the modes that the script has set, as a plain loop."""
+    def step(self, batch: Any, *, verbose: int | str = 1) -> Logs:
+        """Trains on one batch: one batch in, one update out; in the modes that the script has set, as a plain loop.
+
+        The trainer's first step prints the opening line, as `fit` does; not after a `fit`, nor with `verbose=0`.
+        """
+        shown = level(verbose)
         sums = self._train(batches.top(batch))
+        if shown and not self._opening_shown and self._team.first:
+            print(self.opening, flush=True)
+        self._opening_shown = True
         begun, step, member = self._begun, self._run.step - 1, self._team.member
 
         def norm() -> float:
@@ -140,7 +156,7 @@ class Trainer:
     def evaluate(self, data: Any, *extra: Any, batch_size: int | None = None, **others: Any) -> dict[str, float]:
         """Loss and metrics over the data, with every example counted once."""
         keywords.check("evaluate", extra, others)
-        return forward.evaluate(self, forward.source(self, data, batch_size))
+        return forward.evaluate(self, forward.source(self, data, keywords.checked_optional("batch_size", batch_size)))
 
     def predict(self, inputs: Any, *, batch_size: int | None = None, **others: Any) -> Any:
         """The model's outputs as numpy, in order, one row per example; of a loader's batches the inputs are taken.
@@ -148,6 +164,7 @@ class Trainer:
         Several inputs are a tuple or a dict; for a Keras model also a list.
         """
         keywords.check("predict", (), others)
+        batch_size = keywords.checked_optional("batch_size", batch_size)
         inputs = forward.inputs(self, inputs)
         arrays = isinstance(inputs, dict | tuple) or batches.is_array(inputs)
         read = forward.source(self, inputs, batch_size).epoch(0)
@@ -231,7 +248,7 @@ class Trainer:
 
     def _restore(self, saved: Snapshot) -> None:
         snapshots.restore(saved, self._recipe, self._backend, self._run, len(self.devices))
-        self.opening = ""
+        self.opening = self._shards_note = ""
 
     def digest(self) -> str:
         """The sha256 of the whole state: equal digests, equal bits. Also checks that all replicas agree."""
@@ -281,31 +298,23 @@ class Trainer:
             self._team_devices = self._open_team.devices
         return self._open_team
 
-    def _source(self, data: Any, batch_size: int | None, shuffle: bool) -> source.Source:
-        size = batch_size if batch_size is not None else self._batch_size or DEFAULT_BATCH_SIZE
-        if size < 1:
-            raise BatchError(f"A batch holds at least one example. Got batch_size={size}. Use 1 or more.")
-        own: source.Source | None = self._backend.source(data, size, shuffle, self._run.seed)
-        if own is not None:
-            return own
-        if isinstance(data, dict | tuple):
-            data = batches.several(data, self._recipe.habits.lists)
-        if is_cpu(self._devices[0]):  # numpy gathers without waking the framework's threads
-            data = batches.transform(data, self._backend.host)
-        return source.of(data, size, shuffle, self._run.seed)
+    def _source(self, data: Any, batch_size: int | None, shuffle: bool, default: int | None = None) -> source.Source:
+        """The data in batches of `batch_size`, or of `default`, or as large as the last training's."""
+        return open_source(self, data, batch_size, shuffle, default or self._batch_size or DEFAULT_BATCH_SIZE)
 
     def _num_shards(self, num_examples: int) -> int:
-        return self._run.shards or plan.default_shards(num_examples, len(self.devices))
+        devices = self.devices
+        return self._run.shards or plan.default_shards(num_examples, len(devices), not is_cpu(devices[0]))
 
     def _decide(self, num_examples: int) -> None:
-        """Fixes the number of shards and threads at the first batch, for good."""
+        """Fixes the number of shards and threads at the first batch, for good; every `fit` opens with its own line."""
         run, devices = self._run, self.devices
-        shards = self._num_shards(num_examples)
-        raised = run.shards is None and shards > plan.default_shards(num_examples, 1)
-        run.shards = shards
-        run.threads = run.threads or plan.default_threads(self._backend.num_threads(), shards)
+        if run.shards is None:
+            self._shards_note = plan.explain_default(num_examples, len(devices), not is_cpu(devices[0]))
+        run.shards = self._num_shards(num_examples)
+        run.threads = run.threads or plan.default_threads(self._backend.num_threads(), run.shards)
         size = self._batch_size if self.resumed and self._batch_size else num_examples  # it may go on at a short tail
-        self.opening = run.opening(size, devices, raised)
+        self.opening = run.opening(size, devices, self._shards_note)
 
     def _works(
         self, batch: Any, step: int, num_shards: int, reduction: Reduction | None = None

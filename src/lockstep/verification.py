@@ -5,9 +5,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lockstep import keywords
 from lockstep.core import batches, digest, plan
 from lockstep.data import source
-from lockstep.devices import alike
+from lockstep.devices import alike, is_cpu
 from lockstep.errors import DivergedError, ExactError, PlanError
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class Stepper(Protocol):
 
 def of(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int], batch_size: int | None) -> Verification:
     """Verifies a trainer, whose state is as before afterwards."""
+    steps = keywords.checked_integer("steps", steps)
+    devices = [keywords.checked_integer("devices", count) for count in devices]
+    batch_size = keywords.checked_optional("batch_size", batch_size)
     if not trainer.exact:
         raise ExactError("verify checks the promise of equal bits. This trainer has exact=False. Use exact=True.")
     if len(devices) < 2:
@@ -50,13 +54,15 @@ def of(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int], batch_
         trainer._backend.controls()  # refuses what its own workers lack, before others are started that have it
     chosen = source.first(trainer._source(data, batch_size, shuffle=True), steps)
     run, backend = trainer._run, trainer._backend
-    shards = run.shards or plan.default_shards(batches.count(chosen[0]), max(devices))
+    accelerated = not is_cpu(trainer._devices[0])
+    shards = run.shards or plan.default_shards(batches.count(chosen[0]), max(devices), accelerated)
     state, home = backend.state(), tuple(backend.devices)
 
     def on(count: int) -> "Trainer":
         backend.load(state)
         names = alike(trainer._devices, count)
         other = type(trainer)(trainer._recipe, backend, trainer._start, names, replace(run, shards=shards))
+        other._opening_shown = True  # nobody trains here: whoever verifies says what came of it
         if len(other.devices) != count:
             raise PlanError(
                 f"verify chooses the devices. It wants {count}, and a launcher has set {len(other.devices)}. "

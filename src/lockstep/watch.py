@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class Watch:
     """Adds up, over the epochs of one `fit`, what every process has taken down."""
 
-    def __init__(self, trainer: "Trainer") -> None:
+    def __init__(self, trainer: "Trainer", has_callbacks: bool) -> None:
         self._trainer = trainer
+        self._has_callbacks = has_callbacks
         self._parts: dict[int, Counter[str]] = {}
         self._seconds = 0.0
         self._num_steps = 0
@@ -47,4 +48,5 @@ class Watch:
         replicas = sorted(self._parts)
         devices = [self._trainer.devices[replica] for replica in replicas]
         parts = [dict(self._parts[replica]) for replica in replicas]
-        return Breakdown(devices, parts, self._seconds, self._num_steps, self._num_examples)
+        counted = self._seconds, self._num_steps, self._num_examples
+        return Breakdown(devices, parts, *counted, self._has_callbacks)

@@ -35,7 +35,16 @@ def wrap(
     count, or a list of names or of the framework's own devices. `shards` is the
     fixed number of parts of a batch; with `seed`, and `threads` per shard on a CPU,
     it is part of the experiment, while the number of devices is only a matter of
-    speed. `seed` is 0, or the checkpoint's.
+    speed. Left out, it follows at the first batch: on CPUs the largest power of two
+    up to 8 that leaves at least 64 examples per shard, and as many as there are devices
+    at least; on accelerators one per device.
+
+    `seed` decides the order of the data and every random number. Left out, it is the
+    framework's own: that of `torch.manual_seed` (a torch script that never calls it has
+    another seed in each run, as its weights have), `keras.utils.set_random_seed` or
+    `tf.random.set_seed`; 0 where there is none. The script's own generators are not
+    drawn from. Of processes launched together the first one's seed counts, and a
+    checkpoint's on resuming.
 
     >>> import numpy as np
     >>> from lockstep.backends.numpy import SGD, Dense
@@ -46,9 +55,12 @@ def wrap(
     1.0
     """
     chosen = {"seed": seed, "shards": shards, "threads": threads}
-    run = Run(seed or 0, shards, threads, given=frozenset(name for name, value in chosen.items() if value is not None))
+    given = frozenset(name for name, value in chosen.items() if value is not None)
+    run = Run(0 if seed is None else seed, shards, threads, given=given)  # wrong numbers are refused first
     home = choose.name_of(model)
     module = choose.module(home)
+    if seed is None:
+        run.seed = module.initial_seed()
     recipe = module.adopt(Recipe(model, optimizer, loss, metrics, Options(precision, clip_norm, exact)))
     if join.launched():
         return _joined(recipe, run, module, devices)

@@ -38,7 +38,7 @@ def test_columns_line_up_when_a_name_comes_late_or_stays_away() -> None:
     history.record(2, {"loss": 0.3}, seconds=1.0)
     assert history.history["loss"] == [0.5, 0.4, 0.3]
     assert [math.isnan(value) for value in history.history["val_loss"]] == [True, False, True]
-    assert history.closing() == "test loss: 0.6000, 1.0 sec/epoch"  # the newest that was measured
+    assert history.closing() == "val loss: 0.6000, 1.0 sec/epoch"  # the newest that was measured
 
 
 @pytest.mark.parametrize(
@@ -53,17 +53,17 @@ def test_columns_line_up_when_a_name_comes_late_or_stays_away() -> None:
     ],
 )
 def test_closing_names_the_devices(devices: tuple[str, ...], where: str) -> None:
-    assert trained(2, devices, val_accuracy=0.93).closing() == f"test acc: 0.93, 9.2 sec/epoch{where}"
+    assert trained(2, devices, val_accuracy=0.93).closing() == f"val acc: 0.93, 9.2 sec/epoch{where}"
     assert History(devices=devices).closing() == f"no epoch finished{where}"
 
 
 @pytest.mark.parametrize(
     ("values", "result"),
     [
-        ({"loss": 0.3, "accuracy": 0.9, "val_loss": 0.4, "val_accuracy": 0.926}, "test acc: 0.93"),
+        ({"loss": 0.3, "accuracy": 0.9, "val_loss": 0.4, "val_accuracy": 0.926}, "val acc: 0.93"),
         ({"loss": 0.3, "accuracy": 0.9}, "train acc: 0.90"),
         ({"loss": 0.3, "mae": 2.0}, "loss: 0.3000"),
-        ({"loss": 0.3, "val_loss": 0.41237}, "test loss: 0.4124"),
+        ({"loss": 0.3, "val_loss": 0.41237}, "val loss: 0.4124"),
         ({}, "2 epochs"),
     ],
 )

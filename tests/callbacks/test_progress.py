@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from io import StringIO
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from rich.text import Text
 from lockstep.callbacks import Chain, History
 from lockstep.callbacks.bar import Bar, Speed
 from lockstep.callbacks.base import Params
+from lockstep.callbacks.numerals import significant
 from lockstep.callbacks.progress import Progress
 from lockstep.callbacks.screen import Notebook, choose
 from lockstep.callbacks.summary import Summary
@@ -117,7 +119,7 @@ def test_a_file_gets_one_line_per_epoch_and_nothing_else() -> None:
         OPENING,
         f"epoch  1/10  {LINE}",
         f"epoch  2/10  {LINE}",
-        "test acc: 0.87, 9.2 sec/epoch on 2 devices: cpu:0, cpu:1",
+        "val acc: 0.87, 9.2 sec/epoch on 2 devices: cpu:0, cpu:1",
     ]
     assert "\x1b" not in file.getvalue()
 
@@ -245,7 +247,7 @@ def test_a_terminal_keeps_a_line_per_epoch_and_gets_its_cursor_back() -> None:
     text = file.getvalue()
     assert "validating" in text
     assert f"epoch  1/10  {LINE}\n" in text
-    assert text.endswith("test acc: 0.87, 9.2 sec/epoch on 2 devices: cpu:0, cpu:1\n")
+    assert text.endswith("val acc: 0.87, 9.2 sec/epoch on 2 devices: cpu:0, cpu:1\n")
     assert text.rfind(SHOW_CURSOR) > text.rfind(HIDE_CURSOR) >= 0
     before = file.getvalue()
     run.chain.close()
@@ -324,7 +326,10 @@ BAR = Bar(
         (100, f"epoch 1/10 ━{' ' * 22}  12/235 6,521 samples/s loss 0.4120  accuracy 0.8610 0:35 left"),
         (82, f"epoch 1/10 ╸{' ' * 12}  12/235 6,521/s loss 0.4120  accuracy 0.8610 0:35 left"),
         (70, "epoch 1/10  12/235 6,521/s loss 0.4120  accuracy 0.8610 0:35 left"),
-        (60, "epoch 1/10  12/235 6,521/s loss 0.4120  accura… 0:35 left"),
+        (64, "epoch 1/10  12/235 loss 0.4120  accuracy 0.8610  … 0:35 left"),  # the speed goes before a metric
+        (60, "epoch 1/10  12/235 6,521/s loss 0.4120  … 0:35 left"),
+        (40, "epoch 1/10  12/235 loss 0.4120  …"),
+        (26, "epoch 1/10  12/235 …"),
     ],
 )
 def test_a_bar_fits_its_line(width: int, expected: str) -> None:
@@ -376,6 +381,21 @@ def test_a_notebook_replaces_one_output_per_epoch(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_a_notebook_is_given_can_show_itself_there() -> None:
-    for renderable in (BAR, Summary("epoch 1/10", ("loss 0.4120",)), Text("test acc: 0.93")):
+    for renderable in (BAR, Summary("epoch 1/10", ("loss 0.4120",)), Text("val acc: 0.93")):
         bundle = renderable._repr_mimebundle_([], [])
         assert bundle["text/html"].startswith("<pre")
+
+
+LONG = {"loss": 0.6931, "a_long_metric_name_as_people_write_them_mean_over_all_classes_x": 1.2345e-05, "acc": 0.8125}
+
+
+@pytest.mark.parametrize("width", [120, 80, 70, 60, 50, 40, 30, 20])
+def test_a_number_is_shown_whole_or_not_at_all(width: int) -> None:
+    """1.234 is another number than 1.234e-05, of which it is the beginning."""
+    bar = replace(BAR, values=LONG)
+    numbers = {"0.6931", "1.234e-05", "0.8125"}
+    lines = drawn(bar, width)
+    assert set(re.findall(r"(?<![\w.])\d+\.\d+\S*", "\n".join(lines))) <= numbers
+    facts = [f"{name} {significant(value)}" for name, value in LONG.items()]
+    found = re.findall(r"\d+\.\d+\S*", "\n".join(drawn(Summary("epoch 1/1", tuple(facts)), width)))
+    assert set(found) == numbers

@@ -70,7 +70,7 @@ def test_the_demo(tmp_path):
     assert digests[3] != digests[4]
     assert len({row[2] for row in rows[:3]}) == 1
     assert "Lockstep: 1, 2 and 3 devices, the same model to the last bit." in result.stdout
-    assert re.search(r"test acc: 0\.\d\d, [\d.]+ sec/epoch on 3 devices: cpu:0 … cpu:2", result.stdout)
+    assert re.search(r"val acc: 0\.\d\d, [\d.]+ sec/epoch on 3 devices: cpu:0 … cpu:2", result.stdout)
     assert 'history.to_csv("history.csv")' in result.stdout
     assert (tmp_path / "lockstep-demo.png").read_bytes().startswith(b"\x89PNG")
     picture = (tmp_path / "picture" / "table.svg").read_text(encoding="utf-8")

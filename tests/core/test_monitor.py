@@ -113,3 +113,19 @@ def test_errors(make, message):
     with pytest.raises(ModelError) as caught:
         make()
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "logs", "hint"),
+    [
+        ("val_acc", ("loss", "accuracy", "val_loss", "val_accuracy"), "Use 'val_accuracy'."),
+        ("val_los", ("loss", "val_loss"), "Use 'val_loss'."),
+        ("acc", ("loss", "accuracy"), "Use one of these."),  # too far to be guessed
+        ("val_auc", ("loss", "val_loss"), "Use one of these."),
+        ("val_accuracy", ("loss", "accuracy"), "Give fit validation_data=."),
+    ],
+)
+def test_a_wrong_name_is_told_the_nearest_one(name, logs, hint):
+    with pytest.raises(ModelError) as caught:
+        Monitor(name, mode="max").value(dict.fromkeys(logs, 0.5))
+    assert str(caught.value).endswith(hint)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.core.plan import Plan, bounds, default_shards, default_threads, sizes
+from lockstep.core.plan import Plan, bounds, default_shards, default_threads, explain_default, sizes
 from lockstep.errors import PlanError
 
 examples = st.integers(0, 300)
@@ -39,24 +39,50 @@ def test_an_even_plan_gives_every_replica_neighbouring_shards(data, num_shards):
 @pytest.mark.parametrize(
     ("batch_size", "num_devices", "expected"),
     [
-        (256, 1, 8),
-        (255, 1, 4),
-        (128, 1, 4),
-        (127, 1, 2),
-        (64, 1, 2),
-        (63, 1, 1),
-        (32, 1, 1),
+        (512, 1, 8),
+        (511, 1, 4),
+        (256, 1, 4),
+        (255, 1, 2),
+        (128, 1, 2),
+        (127, 1, 1),
+        (64, 1, 1),
         (1, 1, 1),
         (4096, 1, 8),  # never above 8 for the batch's sake
-        (256, 8, 8),
-        (256, 3, 8),  # devices do not matter while there are enough shards
+        (512, 8, 8),
+        (512, 3, 8),  # devices do not matter while there are enough shards
         (32, 2, 2),  # raised to the next power of two
-        (64, 3, 4),
+        (128, 3, 4),
         (4096, 9, 16),
     ],
 )
 def test_default_shards(batch_size, num_devices, expected):
     assert default_shards(batch_size, num_devices) == expected
+
+
+@pytest.mark.parametrize(("batch_size", "num_devices"), [(4096, 1), (4096, 2), (64, 3), (1, 8), (64, 16)])
+def test_on_accelerators_every_device_has_one_shard(batch_size, num_devices):
+    assert default_shards(batch_size, num_devices, accelerated=True) == num_devices
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "note"),
+    [
+        (1, "same bits on 1 device; shards=8 for 1 to 8"),
+        (2, "same bits on 1 or 2 devices; shards=8 for 1 to 8"),
+        (3, "same bits on 1 to 3 devices; shards=8 for 1 to 8"),
+        (8, "same bits on 1 to 8 devices"),
+        (16, "same bits on 1 to 16 devices"),
+    ],
+)
+def test_the_note_on_accelerators(num_devices, note):
+    assert explain_default(256, num_devices, accelerated=True) == note
+
+
+def test_the_note_on_cpus_comes_only_with_more_devices_than_shards():
+    assert explain_default(512, 8) == explain_default(1, 1) == ""
+    assert explain_default(512, 9) == (
+        "the batch alone would give 8, raised because each of 9 devices needs one; shards=16 for the same bits on fewer"
+    )
 
 
 @pytest.mark.parametrize(("num_threads", "num_shards", "expected"), [(16, 8, 2), (8, 8, 1), (2, 8, 1), (7, 2, 3)])

@@ -1,5 +1,6 @@
 """The numbers of a run, and the line that says them."""
 
+import numpy as np
 import pytest
 
 from lockstep.core.reduction import Reduction
@@ -10,50 +11,49 @@ CPUS = [f"cpu:{index}" for index in range(8)]
 
 
 @pytest.mark.parametrize(
-    ("run", "batch_size", "devices", "raised", "line"),
+    ("run", "batch_size", "devices", "note", "line"),
     [
         (
             Run(0, 8, 1),
             256,
             CPUS[:2],
-            False,
+            "",
             "2 devices (cpu:0, cpu:1), 8 shards of 32, batch 256, 1 thread per shard, seed 0",
         ),
-        (Run(7, 1, 4), 32, CPUS[:1], False, "1 device (cpu:0), 1 shard of 32, batch 32, 4 threads per shard, seed 7"),
+        (Run(7, 1, 4), 32, CPUS[:1], "", "1 device (cpu:0), 1 shard of 32, batch 32, 4 threads per shard, seed 7"),
         (
             Run(0, 8, 1),
             61,
             CPUS[:5],  # too many to name
-            False,
+            "",
             "5 devices (cpu:0 … cpu:4), 8 shards of 7 or 8, batch 61, 1 thread per shard, seed 0",
         ),
         (
             Run(0, 4, 1),
             64,
             CPUS[:3],
-            True,
-            "3 devices (cpu:0, cpu:1, cpu:2), 4 shards of 16 (more than the batch alone would have, so that every "
-            "device has one), batch 64, 1 thread per shard, seed 0",
+            "raised",
+            "3 devices (cpu:0, cpu:1, cpu:2), 4 shards of 16 (raised), batch 64, 1 thread per shard, seed 0",
         ),
-        (Run(0, 8, 1), 256, ["cuda:0"], False, "1 device (cuda:0), 8 shards of 32, batch 256, seed 0"),
+        (Run(0, 8, 1), 256, ["cuda:0"], "", "1 device (cuda:0), 8 shards of 32, batch 256, seed 0"),
         (
             Run(0, 8, 1, reduction=Reduction.ASSUMED),
             256,
             ["cuda:0"],
-            False,
+            "",
             "1 device (cuda:0), 8 shards of 32, batch 256, seed 0, loss: taken as the mean over examples",
         ),
         (
             Run(0, 8, 1, reduction=Reduction.SUM),
             256,
             ["cuda:0"],
-            False,
+            "",
             "1 device (cuda:0), 8 shards of 32, batch 256, seed 0",
         ),
     ],
 )
-def test_opening(run, batch_size, devices, raised, line):
-    assert run.opening(batch_size, devices, raised) == line
+def test_opening(run, batch_size, devices, note, line):
+    assert run.opening(batch_size, devices, note) == line
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,13 @@ def test_opening(run, batch_size, devices, raised, line):
         ({"shards": 0}, "shards is a whole number from 1 on. Got shards=0. Leave it out to choose."),
         ({"shards": 2.0}, "shards is a whole number from 1 on. Got shards=2.0. Leave it out to choose."),
         ({"threads": -1}, "threads is a whole number from 1 on. Got threads=-1. Leave it out to choose."),
+        ({"shards": True}, "shards is a whole number from 1 on. Got shards=True. Leave it out to choose."),
+        (
+            {"shards": 10**7},
+            "shards is the number of parts of a batch, at most 4,096. Got shards=10000000. "
+            "Use as many as the most devices that this run will ever have, e.g. shards=8.",
+        ),
+        ({"seed": True}, "seed is a whole number. Got seed=True. Use seed=0."),
         ({"seed": "a"}, "seed is a whole number. Got seed='a'. Use seed=0."),
         ({"seed": None}, "seed is a whole number. Got seed=None. Use seed=0."),
     ],
@@ -94,3 +101,9 @@ def test_a_manifest_that_says_something_else(value):
     assert str(caught.value) == (
         f"A manifest holds 'reduction' as Lockstep writes it. Got {value!r}. Use another checkpoint."
     )
+
+
+def test_numpys_integers_become_pythons():
+    """A checkpoint's JSON takes no others."""
+    run = Run(np.int64(3), np.int32(4), np.uint8(2))
+    assert {type(value) for value in (run.seed, run.shards, run.threads)} == {int}

@@ -17,7 +17,8 @@ EACH = np.array([0.5, 2.0, 7.0])[Y]
 
 def digest(data, class_weight=None, devices=1):
     with lockstep.wrap(Dense([4, 3], seed=1), SGD(0.5), "cross_entropy", devices=devices, shards=4) as trainer:
-        trainer.fit(data, epochs=2, batch_size=4, shuffle=False, class_weight=class_weight, verbose=0)
+        size = None if isinstance(data, list) else 4  # batches have their own
+        trainer.fit(data, epochs=2, batch_size=size, shuffle=False, class_weight=class_weight, verbose=0)
         return trainer.digest()
 
 

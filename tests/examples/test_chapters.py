@@ -51,7 +51,7 @@ def printed(name, folder, num_train, num_test):
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     assert result.returncode == 0, result.stdout + result.stderr
     assert sorted(path.name for path in folder.glob("*.png")) == [f"{name}_1.png", f"{name}_2.png"]
-    closing = re.findall(r"^test acc: \d\.\d\d, \S+ sec/epoch on (.+)$", result.stdout, re.M)
+    closing = re.findall(r"^val acc: \d\.\d\d, \S+ sec/epoch on (.+)$", result.stdout, re.M)
     assert closing == ["1 device: cpu:0", "2 devices: cpu:0, cpu:1"]
     return result.stdout
 

@@ -204,7 +204,10 @@ def test_more_devices_than_a_first_batch_has_shards():
         assert len(trainer.devices) == 3
         trainer.step(BATCH)
         assert trainer._run.shards == 4
-        assert "4 shards of 5 (more than the batch alone would have" in trainer.opening
+        assert (
+            "4 shards of 5 (the batch alone would give 1, raised because each of 3 devices needs one;"
+            in trainer.opening
+        )
 
 
 def test_an_evaluation_that_fails_in_everyone_after_a_step_leaves_the_crew_whole():

@@ -215,6 +215,14 @@ class HasTrainingMode(Protocol):
         """Puts a model that is in evaluation mode as a whole into training mode; parts that are apart in it stay."""
 
 
+@runtime_checkable
+class Deferred(Protocol):
+    """Extra protocol for backends whose models may have no variables, and so no state, before their first batch."""
+
+    def waits_for_batch(self) -> bool:
+        """Whether the variables are yet to be made, by the next step or evaluation."""
+
+
 class Module(Protocol):
     """What a backend's module offers: its devices, and a backend over some of them."""
 
@@ -225,6 +233,9 @@ class Module(Protocol):
 
     def name(self, device: Any) -> str:
         """The name (`cpu:0`) of one of the framework's own device objects."""
+
+    def initial_seed(self) -> int:
+        """The seed that the script has given the framework; 0 where that cannot be read. Draws nothing."""
 
     def variables(self, devices: Sequence[str]) -> Mapping[str, str]:
         """The environment variables that the framework must find before it computes on these devices."""

@@ -1,11 +1,12 @@
 """The bar: where an epoch is, drawn on one line of any width.
 
 What matters more gives way later. As the line gets narrower the bar shrinks, then
-the unit of the speed is shortened, then the bar goes, and at last the metrics end
-in an ellipsis.
+the unit of the speed is shortened, then the bar goes, then the speed, then metrics,
+the last one first, then the time left. An ellipsis says that something is missing.
+A number is shown whole or not at all: its first digits are another number.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len
@@ -65,9 +66,9 @@ class Bar(JupyterMixin):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width - MARGIN
-        cells = self._cells(str(self.speed) if self.speed else "")
-        if self.speed and _width(cells) + NARROWEST + 1 > width:
-            cells = self._cells(self.speed.short())
+        cells = self._cells(str(self.speed) if self.speed else "", len(self.values), self._end)
+        if _width(cells) + (NARROWEST + 1 if self.speed else 0) > width:
+            cells = next((cells for cells in self._narrower() if _width(cells) <= width), [])
         room = width - _width(cells) - 1
         table = Table.grid(padding=(0, 1, 0, 0))
         row: list[Text | ProgressBar] = list(cells)
@@ -76,21 +77,36 @@ class Bar(JupyterMixin):
         table.add_row(*row)
         yield from console.render(table, options.update_width(max(width, 1)))
 
-    def _cells(self, speed: str) -> list[Text]:
+    @property
+    def _end(self) -> str:
+        return self.note or ("" if self.left is None else f"{countdown(self.left)} left")
+
+    def _narrower(self) -> Iterator[list[Text]]:
+        """The texts beside the bar, what matters more given up later."""
+        speeds = [self.speed.short(), ""] if self.speed else [""]
+        for end in (self._end, ""):
+            for num_values in range(len(self.values), 0, -1):
+                yield from (self._cells(speed, num_values, end) for speed in speeds)
+        yield self._cells("", 0, self._end)
+        yield self._cells("", 0, "")
+        yield self._cells("", 0, "")[:2]
+        yield self._cells("", 0, "")[:1]
+
+    def _cells(self, speed: str, num_values: int, end: str) -> list[Text]:
         """The texts beside the bar; those with nothing to say are left out."""
         step = f"{self.step:>{len(str(self.steps))}}/{self.steps}" if self.steps else f"step {self.step}"
-        values = "  ".join(f"{name} {significant(value)}" for name, value in self.values.items())
-        left = "" if self.left is None else f"{countdown(self.left)} left"
+        values = [f"{name} {significant(value)}" for name, value in self.values.items()]
+        whole = num_values == len(values) and end == self._end and (speed or not self.speed)
+        shown = "  ".join([*values[:num_values], *([] if whole else ["…"])])
         texts = [
             Text(self.title, style="bold"),
             Text(step),
             Text(speed, style="cyan"),
-            Text(values, style="green"),
-            Text(self.note or left, style="dim"),
+            Text(shown, style="green"),
+            Text(end, style="dim"),
         ]
         for text in texts:
-            # The cell may shrink, and then ends in an ellipsis; it never wraps.
-            text.no_wrap, text.overflow = True, "ellipsis"
+            text.no_wrap = True
         return [text for text in texts if text.plain]
 
     def _bar(self, width: int) -> ProgressBar:

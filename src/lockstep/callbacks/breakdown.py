@@ -1,26 +1,53 @@
 """The breakdown in view: the table that ends `fit(verbose=2)`."""
 
+from dataclasses import dataclass
+
 from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.jupyter import JupyterMixin
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from lockstep.callbacks.numerals import duration
+from lockstep.callbacks.summary import Summary
 from lockstep.core.breakdown import PARTS, Breakdown
 
 _COLUMNS = (*PARTS, "rest")
+_ANY = 1000  # columns: a table's own width is measured within a limit
 
 
 def view(breakdown: Breakdown) -> Group:
     """Milliseconds of a step and shares of it, a row for each replica; and the sentence on what limits the run."""
-    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    rows.add_column("ms a step")
-    for part in _COLUMNS:
-        rows.add_column(part, justify="right")
-    milliseconds = 1000 * breakdown.seconds / max(1, breakdown.num_steps)
-    for replica, device in enumerate(breakdown.devices):
-        shares = [breakdown.share(replica, part) for part in _COLUMNS]
-        rows.add_row(device, *(f"{share * milliseconds:.2f} ({share:.0%})" for share in shares))
     speed = f"{breakdown.samples_per_second:,.0f} samples/s"
     text = f"{breakdown.num_steps} steps in {duration(breakdown.seconds)} s, {speed}. {breakdown.sentence()}."
-    return Group(rows, Text(text))
+    return Group(_Parts(breakdown), Text(text))
+
+
+@dataclass(frozen=True)
+class _Parts(JupyterMixin):
+    """The table; in a terminal too narrow for it, a line for each replica: a column would cut its numbers."""
+
+    breakdown: Breakdown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("ms a step")
+        for part in _COLUMNS:
+            table.add_column(part, justify="right")
+        rows = {device: self._values(replica) for replica, device in enumerate(self.breakdown.devices)}
+        for device, values in rows.items():
+            table.add_row(device, *values)
+        least = Measurement.get(console, options.update_width(_ANY), table).minimum
+        if least <= options.max_width or options.no_wrap:
+            yield table
+            return
+        for device, values in rows.items():
+            facts = (f"{part} {value}" for part, value in zip(_COLUMNS, values, strict=True))
+            yield Summary(device, ("ms a step:", *facts))
+
+    def _values(self, replica: int) -> list[str]:
+        breakdown = self.breakdown
+        milliseconds = 1000 * breakdown.seconds / max(1, breakdown.num_steps)
+        shares = [breakdown.share(replica, part) for part in _COLUMNS]
+        return [f"{share * milliseconds:.2f} ({share:.0%})" for share in shares]

@@ -29,7 +29,7 @@ class History:
     >>> history
     History(2 epochs: loss 0.4000, accuracy 0.8600, val_accuracy 0.9300)
     >>> history.closing()
-    'test acc: 0.93, 9.2 sec/epoch on 2 devices: cpu:0, cpu:1'
+    'val acc: 0.93, 9.2 sec/epoch on 2 devices: cpu:0, cpu:1'
     """
 
     devices: tuple[str, ...] = ()
@@ -147,10 +147,10 @@ class History:
 
     def _result(self) -> str:
         """The one number the run is remembered by."""
-        for name, label in (("val_accuracy", "test acc"), ("accuracy", "train acc")):
+        for name, label in (("val_accuracy", "val acc"), ("accuracy", "train acc")):
             if name in self.history:
                 return f"{label}: {self._last(name):.2f}"
-        for name, label in (("val_loss", "test loss"), ("loss", "loss")):
+        for name, label in (("val_loss", "val loss"), ("loss", "loss")):
             if name in self.history:
                 return f"{label}: {significant(self._last(name))}"
         return f"{len(self.epoch)} epochs"

@@ -61,6 +61,7 @@ class Breakdown:
     seconds: float
     num_steps: int
     num_examples: int
+    has_callbacks: bool = False  # of the script's own, whose time is in the rest
 
     @property
     def samples_per_second(self) -> float:
@@ -90,10 +91,18 @@ class Breakdown:
             max(self.share(replica, "update") for replica in replicas): (
                 "is the optimizer's: a larger batch takes fewer steps"
             ),
-            self.share(0, "rest"): "is neither input nor training: look at the callbacks",
+            self.share(0, "rest"): (
+                "is neither input nor training: look at the callbacks"
+                if self.has_callbacks
+                else "is the loop's own work between the steps: a larger batch takes fewer steps"
+            ),
         }
-        share = max(limits)
+        share, computing = max(limits), self.share(slowest, "compute")
         if share >= _NOTABLE:
-            return f"{share:.0%}".replace("%", " %") + f" of the step {limits[share]}"
-        computing = f"{self.share(slowest, 'compute'):.0%}".replace("%", " %")
-        return f"{computing} of the step computes: the devices are busy, and more of them would help"
+            most = f"{_percent(computing)} of the step computes; " if computing > share else ""
+            return f"{most}{_percent(share)} of the step {limits[share]}"
+        return f"{_percent(computing)} of the step computes: the devices are busy, and more of them would help"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %")

@@ -4,6 +4,7 @@ Whether less is better can be told from most names. Where it cannot, the script
 says so; a guess would end a run at its worst epoch.
 """
 
+import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -61,7 +62,10 @@ class Monitor:
         0.5
         """
         if self.name not in logs:
-            hint = " Give fit validation_data=." if self.name.startswith("val_") else " Use one of these."
+            near = difflib.get_close_matches(self.name, logs, n=1)
+            hint = f" Use {near[0]!r}." if near else " Use one of these."
+            if self.name.startswith("val_") and not any(name.startswith("val_") for name in logs):
+                hint = " Give fit validation_data=."
             raise ModelError(
                 f"A monitored metric is measured every epoch. Got {self.name!r}; "
                 f"there is {', '.join(map(repr, logs)) or 'none'}.{hint}"

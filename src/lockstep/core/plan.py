@@ -9,26 +9,61 @@ from dataclasses import dataclass
 
 from lockstep.errors import PlanError
 
+MAX_SHARDS = 4096  # far more devices than one model is trained on; each shard costs time even if it is empty
 MAX_DEFAULT_SHARDS = 8
-MIN_DEFAULT_EXAMPLES = 32
+MIN_DEFAULT_EXAMPLES = 64
 
 
-def default_shards(batch_size: int, num_devices: int) -> int:
-    """The number of shards when none is given: a rule of the batch size.
+def default_shards(batch_size: int, num_devices: int, accelerated: bool = False) -> int:
+    """Return the number of shards that is used if none is given.
 
-    The largest power of two up to 8 that leaves at least 32 examples a shard.
-    Only when there are more devices than that is it the next power of two that
-    gives every device a shard.
+    On CPUs it depends on the batch size: the largest power of two up to 8 that leaves at least 64 examples
+    per shard. Only if there are more devices than that is it the next power of two >= devices. On
+    accelerators it is one shard per device, because there every further shard costs as much as a whole step.
 
-    >>> [default_shards(size, 1) for size in (256, 128, 64, 32, 1)], default_shards(64, 3)
+    >>> [default_shards(size, 1) for size in (512, 256, 128, 64, 1)], default_shards(128, 3)
     ([8, 4, 2, 1, 1], 4)
+    >>> default_shards(256, 2, accelerated=True)
+    2
     """
+    if accelerated:
+        return num_devices
     shards = MAX_DEFAULT_SHARDS
     while shards > 1 and batch_size < shards * MIN_DEFAULT_EXAMPLES:
         shards //= 2
-    while shards < num_devices:
-        shards *= 2
-    return shards
+    return max(shards, next_power_of_two(num_devices))
+
+
+def explain_default(batch_size: int, num_devices: int, accelerated: bool = False) -> str:
+    """Say what the default number of shards means for other numbers of devices; empty if it suits any up to 8.
+
+    >>> explain_default(256, 2, accelerated=True)
+    'same bits on 1 or 2 devices; shards=8 for 1 to 8'
+    >>> explain_default(64, 3)
+    'the batch alone would give 1, raised because each of 3 devices needs one; shards=4 for the same bits on fewer'
+    >>> explain_default(256, 3)
+    ''
+    """
+    if accelerated:
+        equal = {1: "1 device", 2: "1 or 2 devices"}.get(num_devices, f"1 to {num_devices} devices")
+        more = MAX_DEFAULT_SHARDS
+        return f"same bits on {equal}" + (f"; shards={more} for 1 to {more}" if num_devices < more else "")
+    alone, shards = default_shards(batch_size, 1), default_shards(batch_size, num_devices)
+    if shards == alone:
+        return ""
+    return (
+        f"the batch alone would give {alone}, raised because each of {num_devices} devices needs one; "
+        f"shards={shards} for the same bits on fewer"
+    )
+
+
+def next_power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not below `number`.
+
+    >>> [next_power_of_two(number) for number in (1, 2, 3, 9)]
+    [1, 2, 4, 16]
+    """
+    return 1 << max(0, number - 1).bit_length()
 
 
 def default_threads(num_threads: int, num_shards: int) -> int:
@@ -76,7 +111,7 @@ class Plan:
         if self.num_replicas > len(self.owners):
             raise PlanError(
                 f"Every device needs a shard. Got devices={self.num_replicas}, shards={len(self.owners)}. "
-                f"Use shards={default_shards(0, self.num_replicas)}, or devices={len(self.owners)}."
+                f"Use shards={next_power_of_two(self.num_replicas)}, or devices={len(self.owners)}."
             )
         if not set(self.owners) <= set(range(self.num_replicas)):
             raise PlanError(f"A shard's owner is a replica from 0 to {self.num_replicas - 1}. Got {self.owners}.")

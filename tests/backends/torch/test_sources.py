@@ -20,7 +20,7 @@ from torch.utils.data import (
 import lockstep
 from lockstep.backends.torch import sources
 from lockstep.core.batches import Rows
-from lockstep.data import loaders
+from lockstep.data import arrays, loaders
 from lockstep.data.readers import Readers
 from lockstep.errors import BatchError
 
@@ -36,13 +36,19 @@ def wrapped(**options):
     return lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=1, shards=2, threads=1, **options)
 
 
+def size_for(data):
+    """The batch size to ask for: a loader has its own."""
+    return None if isinstance(data, DataLoader) else 8
+
+
 def fitted(data, global_seed=0, epochs=2, **options):
     """The digest after fitting the data, and the seed that the script had set."""
     with wrapped(**options) as trainer:
         random.seed(global_seed)
         np.random.seed(global_seed)
         torch.manual_seed(global_seed)
-        trainer.fit(data(), epochs=epochs, batch_size=8, verbose=0)
+        given = data()
+        trainer.fit(given, epochs=epochs, batch_size=size_for(given), verbose=0)
         return trainer.digest()
 
 
@@ -93,7 +99,8 @@ def test_the_order_follows_from_the_runs_seed_alone(data):
 @pytest.mark.parametrize("data", LOADERS)
 def test_every_epoch_has_an_order_of_its_own(data):
     with wrapped() as trainer:
-        source = trainer._source(LOADERS[data](), 8, shuffle=True)
+        given = LOADERS[data]()
+        source = trainer._source(given, size_for(given), shuffle=True)
         epochs = [[read(batch)[1].tolist() for batch in source.epoch(index)] for index in (0, 1, 0)]
     assert epochs[0] == epochs[2] != epochs[1]
     for epoch in epochs:
@@ -114,11 +121,38 @@ def test_streams_have_no_length():
 
 def test_a_loader_keeps_its_own_batch_size():
     with wrapped() as trainer:
-        trainer.fit(DataLoader(PAIRS, batch_size=9), batch_size=2, verbose=0)
+        trainer.fit(DataLoader(PAIRS, batch_size=9), verbose=0)
         assert trainer._run.step == 3
+        trainer.fit(DataLoader(PAIRS, batch_size=9), batch_size=9, verbose=0)  # the same said twice
+        assert trainer._run.step == 6
         assert trainer.predict(DataLoader(PAIRS, batch_size=4)).shape == (27, 3)
         expected = trainer.evaluate((X, Y), batch_size=27)
         assert trainer.evaluate(DataLoader(PAIRS, batch_size=4)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loader", "own"),
+    [
+        (lambda: DataLoader(PAIRS, batch_size=9), "batches of 9 already"),
+        (lambda: DataLoader(PAIRS, batch_sampler=BatchSampler(own_sampler(), 8, False)), "batches already"),
+        (lambda: [(X[:8], Y[:8])], "batches already"),
+        (lambda: ((X[i : i + 9], Y[i : i + 9]) for i in (0, 9)), "batches already"),
+        (lambda: arrays(X, Y).batch(9), "batches of 9 already"),
+    ],
+)
+def test_another_batch_size_beside_data_in_batches_is_refused(loader, own):
+    with wrapped() as trainer:
+        before = trainer.digest()
+        for use in (trainer.fit, trainer.evaluate, trainer.predict):
+            data = loader()
+            with pytest.raises(BatchError) as caught:
+                use(data, batch_size=2)
+            kind = type(data).__name__
+            assert str(caught.value) == (
+                f"Data that comes in batches has their size. Got batch_size=2 beside a {kind} that gives {own}. "
+                f"Leave batch_size out to train on those, or make the {kind} with batches of 2."
+            )
+        assert trainer.digest() == before
 
 
 def test_a_distributed_sampler_is_refused():
@@ -161,8 +195,9 @@ def test_several_inputs(data):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=1, shards=2, threads=1) as trainer:
         expected = trainer.evaluate(((X, X.flip(0)), Y), batch_size=9)
-        assert trainer.evaluate(data, batch_size=9) == expected
-        trainer.fit(data, batch_size=9, verbose=0)
+        size = None if isinstance(data, list) else 9
+        assert trainer.evaluate(data, batch_size=size) == expected
+        trainer.fit(data, batch_size=size, verbose=0)
         assert trainer._run.step == 3
 
 

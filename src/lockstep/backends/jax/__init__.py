@@ -26,6 +26,11 @@ def name(device: Any) -> str:
     return chips.name(device)
 
 
+def initial_seed() -> int:
+    """0: JAX has no seed of its own, a script makes its keys itself."""
+    return 0
+
+
 def variables(devices: Sequence[str]) -> dict[str, str]:
     """XLA's pool of CPU threads, which by itself would follow from the number of devices."""
     return {"NPROC": str(chips.threads())} if devices[0].startswith("cpu") else {}

@@ -11,10 +11,11 @@ from typing import Any
 import keras
 
 from lockstep.backends.base import Backend, Module, Recipe
+from lockstep.backends.keras import generators
 from lockstep.backends.keras.adoption import adopt
 from lockstep.errors import MissingExtra
 
-__all__ = ["adopt", "available", "name", "open", "processes", "variables"]
+__all__ = ["adopt", "available", "initial_seed", "name", "open", "processes", "variables"]
 
 joins = True
 
@@ -27,6 +28,12 @@ def available() -> list[str]:
 def name(device: Any) -> str:
     """As the framework beneath names it."""
     return _beneath().name(device)
+
+
+def initial_seed() -> int:
+    """The seed of `keras.utils.set_random_seed`; without one, that of the framework beneath."""
+    seed = generators.global_seed()
+    return _beneath().initial_seed() if seed is None else seed
 
 
 def variables(devices: Sequence[str]) -> Mapping[str, str]:

@@ -13,6 +13,12 @@ from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 
+def global_seed() -> int | None:
+    """Return the seed that `keras.utils.set_random_seed` was given; None if it was not called."""
+    seed: int | None = global_state.get_global_attribute("global_random_seed")
+    return seed
+
+
 def stand_in() -> Any:
     """A generator to draw from; None on JAX, where Keras itself refuses such draws and says what to write."""
     return None if keras.config.backend() == "jax" else keras.random.SeedGenerator(0, name="of_a_shard")

@@ -45,6 +45,10 @@ class KerasOnTensorflow(TensorflowBackend):
         check_built(self._keras.model, RESTORED)
         super().load(saved)
 
+    def waits_for_batch(self) -> bool:
+        """Whether the model has no variables yet."""
+        return self._keras.waits
+
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
         """A source for the data containers that Keras takes."""
         return sources.of(data, batch_size, shuffle, seed)
@@ -92,6 +96,11 @@ class Program:
         """Looks at the model; one that waits for its first examples has them now."""
         self._piece = piece if self._compiled.waits else None
         self._compiled.look()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the model or its optimizer has no variables yet."""
+        return self._compiled.waits
 
     def start(self, inputs: Callable[[Any], Any]) -> None:
         """Makes the variables of a model that waits for its first examples; `inputs` takes these from a piece."""

@@ -26,6 +26,11 @@ def name(device: Any) -> str:
     return f"{device.device_type}:{device.device_id}"
 
 
+def initial_seed() -> int:
+    """0: the seed of `mx.random.seed` cannot be read."""
+    return 0
+
+
 def variables(devices: Sequence[str]) -> dict[str, str]:
     """cuDNN tries algorithms out and takes the fastest, which is not always the same one."""
     return {} if devices[0].startswith("cpu") else {"MXNET_CUDNN_AUTOTUNE_DEFAULT": "0"}

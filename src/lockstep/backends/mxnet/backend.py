@@ -243,6 +243,10 @@ class MxnetBackend:
         """The first replica's state, from which the others start."""
         return self._stored.state()
 
+    def waits_for_batch(self) -> bool:
+        """Whether a parameter's shape is not known yet."""
+        return bool(self._replicas.missing)
+
     def copies(self) -> Iterator[State]:
         """Every replica's, as it computes with it next; the optimizer's slots are there once."""
         own = self.state()

@@ -22,6 +22,11 @@ def name(device: Any) -> str:
     return str(device)
 
 
+def initial_seed() -> int:
+    """0: the models draw their weights with a seed of their own."""
+    return 0
+
+
 def variables(devices: Sequence[str]) -> dict[str, str]:
     """None."""
     return {}

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.tensorflow.backend import TensorflowBackend
 from lockstep.backends.tensorflow.function import Function
 
-__all__ = ["TensorflowBackend", "adopt", "available", "name", "open", "processes", "variables"]
+__all__ = ["TensorflowBackend", "adopt", "available", "initial_seed", "name", "open", "processes", "variables"]
 
 joins = True
 
@@ -22,6 +23,11 @@ def available() -> list[str]:
 def name(device: Any) -> str:
     """Without the path before it: `/device:GPU:0`."""
     return str(device.name).partition("device:")[2]
+
+
+def initial_seed() -> int:
+    """The seed of `tf.random.set_seed`; 0 without one."""
+    return int(context.global_seed() or 0)
 
 
 def variables(devices: Sequence[str]) -> dict[str, str]:

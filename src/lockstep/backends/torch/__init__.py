@@ -21,6 +21,11 @@ def name(device: Any) -> str:
     return str(device)
 
 
+def initial_seed() -> int:
+    """The seed of `torch.manual_seed`; without one, the number that torch has drawn when it was started."""
+    return torch.initial_seed()
+
+
 def variables(devices: Sequence[str]) -> dict[str, str]:
     """cuBLAS repeats its bits only with a workspace of fixed size."""
     return {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if devices[0].startswith("cuda") else {}

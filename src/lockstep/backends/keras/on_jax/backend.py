@@ -80,6 +80,10 @@ class KerasOnJax(JaxBackend):
         own = super().state()
         super().load({**state, **{name: own[name] for name in own if name == f"optimizer.{RATE}"}})
 
+    def waits_for_batch(self) -> bool:
+        """Whether the model has no variables yet."""
+        return self._compiled.waits
+
     def host(self, value: Any) -> Any:
         """An array or a Keras variable as numpy."""
         return np.array(value.numpy()) if isinstance(value, keras.Variable) else super().host(value)
