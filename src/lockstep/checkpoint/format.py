@@ -212,8 +212,9 @@ def _files(records: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _arrays(file: BufferedReader, forms: Mapping[str, Form], record: Mapping[str, Any]) -> State:
     """The arrays of a file whose length and digest are those of the manifest."""
     length = os.fstat(file.fileno()).st_size
-    if type(record["bytes"]) is not int or not length == record["bytes"] == tensors.size(forms):
-        expected = f"{record['bytes']!r:.50} by its record and {tensors.size(forms)} by its arrays"
+    size = tensors.size(forms)
+    if type(record["bytes"]) is not int or not length == record["bytes"] == size:
+        expected = f"{record['bytes']!r:.50} by its record and {size} by its arrays"
         raise ValueError(f"it has {length} bytes, and the manifest says {expected}")
     state, sha256 = tensors.read(file, forms)
     if sha256 != record["sha256"]:
