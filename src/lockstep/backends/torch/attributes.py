@@ -109,12 +109,23 @@ class Attributes:
                         f"The checkpoint does not fit this model. At {path!r} it has {name}={value!r}, the model a "
                         f"{type(there).__name__}. Use the model it was saved with."
                     )
+            check_new(plain, self._modules[path])
         one_mode = _in_one_mode(self.saved()) and _in_one_mode(saved)  # then the next step's own is right
         for path, plain in saved.items():
             own = vars(self._modules[path])
             for name, value in plain.items():
                 if is_plain(own.get(name)) and not (one_mode and name == "training"):
                     own[name] = value
+
+
+def check_new(saved: Mapping[str, Any], holder: Any) -> None:
+    """Refuses values that would hide what the class of a module or of an optimizer has under the same name."""
+    for name in saved:
+        if name not in vars(holder) and hasattr(type(holder), name):
+            raise StateError(
+                f"The checkpoint does not fit {type(holder).__name__}. It has {name!r}, which is a method or a value "
+                "of the class. Use another checkpoint."
+            )
 
 
 def is_plain(value: Any) -> bool:
