@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from types import NoneType
 from typing import Any
 
-from lockstep.backends.base import Attributed, Backend, Recipe
+import numpy as np
+
+from lockstep.backends.base import Array, Attributed, Backend, Recipe
 from lockstep.checkpoint import Snapshot
-from lockstep.core import hyperparameters
+from lockstep.core import arguments, hyperparameters
 from lockstep.errors import CheckpointError, ExactError, StateError
 from lockstep.run import Run, saved_reduction
 
@@ -63,6 +65,18 @@ def restore(saved: Snapshot, recipe: Recipe, backend: Backend, run: Run, num_dev
         backend.load(saved.state)
     backend.set_numbers(facts["numbers"])
     run.take_over(facts if backend.criterion is not None else {**facts, "reduction": None})
+
+
+def check_state(state: Any) -> None:
+    """Raises `StateError` for what is no state at all; whether it fits the model is the backend's to say."""
+    if not isinstance(state, Mapping) or not all(
+        isinstance(name, str) and isinstance(array, Array) and isinstance(array.data, np.ndarray)
+        for name, array in state.items()
+    ):
+        raise StateError(
+            f"A state is a dict of arrays as trainer.state() gives them. Got {arguments.show(state)}. "
+            "Change what trainer.state() gave, or use trainer.restore(path)."
+        )
 
 
 @contextmanager

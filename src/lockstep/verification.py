@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.core import batches, digest, plan
+from lockstep.core.arguments import show
 from lockstep.data import source
 from lockstep.devices import alike
 from lockstep.errors import DivergedError, ExactError, PlanError
@@ -30,6 +32,10 @@ class Verification:
         return len(set(self.digests.values())) == 1
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and value is not True and int(value) >= 1
+
+
 class Stepper(Protocol):
     """What is verified: something that makes steps and tells the digests of its state."""
 
@@ -44,8 +50,12 @@ def of(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int], batch_
     """Verifies a trainer, whose state is as before afterwards."""
     if not trainer.exact:
         raise ExactError("verify checks the promise of equal bits. This trainer has exact=False. Use exact=True.")
-    if len(devices) < 2:
-        raise PlanError(f"verify compares at least two runs. Got devices={tuple(devices)}. Use devices=(1, 2).")
+    if not isinstance(devices, Sequence) or len(devices) < 2 or not all(map(_is_count, devices)):
+        raise PlanError(
+            f"verify compares at least two runs, on 1 device or more. Got devices={show(devices)}. Use devices=(1, 2)."
+        )
+    if not _is_count(steps):
+        raise PlanError(f"verify makes 1 step or more. Got steps={show(steps)}. Use steps=5.")
     if trainer._open_team is not None and not trainer._open_team.closed:
         trainer._backend.controls()  # refuses what its own workers lack, before others are started that have it
     chosen = source.first(trainer._source(data, batch_size, shuffle=True), steps)

@@ -21,6 +21,7 @@ from lockstep.checkpoint.files import MANIFEST, MODEL, OPTIMIZER, Folder
 from lockstep.checkpoint.folder import filled, located
 from lockstep.checkpoint.tensors import Form
 from lockstep.core import digest
+from lockstep.core.arguments import check_path
 from lockstep.errors import CheckpointError, SaveError, StateError
 
 RESERVED = ("format", "checksum", "files", "tensors")
@@ -102,7 +103,7 @@ def facts_of(folder: str | os.PathLike[str], key: str) -> Any:
 
 
 def _target(folder: str | os.PathLike[str]) -> Path:
-    path = Path(os.path.abspath(folder))
+    path = Path(os.path.abspath(check_path("path", folder, SaveError, "ckpt/")))
     if not path.name or "\0" in path.name:
         raise SaveError(f"A checkpoint is a folder with a name of its own. Got {str(folder)!r}. Choose another path.")
     return path

@@ -7,10 +7,11 @@ the state has been replaced already. So all of them are checked before any is se
 
 import math
 from collections.abc import Mapping, Sequence
-from numbers import Number, Real
+from numbers import Number
 from typing import Any
 
-from lockstep.errors import StateError
+from lockstep.core.arguments import is_number, show
+from lockstep.errors import OptimizerError, StateError
 
 PARAMETERS = "params"  # what a group holds beside its hyperparameters
 
@@ -46,6 +47,19 @@ lr=1.0. Use another checkpoint, or an optimizer with the values it was saved wit
                 )
 
 
+def check_rates(rates: Any, count: int) -> None:
+    """Raises `OptimizerError` if these are not `count` learning rates."""
+    if not isinstance(rates, Sequence) or not all(is_number(rate) and math.isfinite(rate) for rate in rates):
+        raise OptimizerError(
+            f"learning_rates is a tuple of finite numbers, one for each group of parameters. Got {show(rates)}. "
+            f"Use trainer.learning_rates = {(0.1,) * count}."
+        )
+    if len(rates) != count:
+        raise OptimizerError(
+            f"Every group of parameters has one learning rate. Got {len(rates)} rates for {count} groups. Give {count}."
+        )
+
+
 def is_same_kind(value: Any, own: Any) -> bool:
     """Whether one plain value can stand in the place of another; what is None may be any scalar.
 
@@ -56,19 +70,15 @@ def is_same_kind(value: Any, own: Any) -> bool:
         return _is_scalar(own if value is None else value)
     if isinstance(own, list | tuple):
         return isinstance(value, list | tuple) and len(value) == len(own) and all(map(is_same_kind, value, own))
-    if _is_number(own):
-        return _is_number(value)
+    if is_number(own):
+        return is_number(value)
     return isinstance(value, type(own))
 
 
 def _fits(name: str, value: Any, own: Any) -> bool:
     if name == "lr":
-        return isinstance(value, Real) and _is_number(value) and math.isfinite(value)
-    return is_same_kind(value, own) and not (value is None and _is_number(own))  # a number that is computed with
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Number) and value is not True and value is not False
+        return is_number(value) and math.isfinite(value)
+    return is_same_kind(value, own) and not (value is None and is_number(own))  # a number that is computed with
 
 
 def _is_scalar(value: Any) -> bool:

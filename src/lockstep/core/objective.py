@@ -29,6 +29,9 @@ class Sum(NamedTuple):
     total: Any
     count: Any = None
 
+from lockstep.core.arguments import show
+from lockstep.errors import ModelError
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -80,4 +83,8 @@ def objective(function: Callable[[Any, Any], Any]) -> Objective:
     >>> loss(lambda x: 2 * x, {"x": 3, "y": 5})
     1
     """
+    if not callable(function):
+        raise ModelError(
+            f"An objective is a function of (model, batch). Got {show(function)}. Write @lockstep.objective above one."
+        )
     return Objective(function)

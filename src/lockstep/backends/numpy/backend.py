@@ -181,7 +181,7 @@ class NumpyBackend:
         """The outputs of each shard, without dropout."""
         for replica, pieces in work.pieces.items():
             for shard, piece in pieces.items():
-                yield shard, self._model(replica)(np.array(piece))
+                yield shard, self._model(replica)(_array(piece))
 
     def native(self, outputs: Any) -> Any:
         """numpy's own arrays are numpy's."""
@@ -280,14 +280,25 @@ def _form(array: Array | None) -> str:
     return "nothing" if array is None else f"{array.data.shape} of {array.dtype}"
 
 
+def _array(value: Any) -> Floats:
+    """A fresh copy as one array."""
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise BatchError(f"numpy's model takes one array of inputs. Got {describe(value)}: {error}.") from None
+    if array.dtype == object or array.dtype.kind in "USc":
+        raise BatchError(f"numpy's model takes arrays of real numbers. Got {array.dtype}. Use .astype(float).")
+    return array
+
+
 def _parts(piece: Any) -> tuple[Floats, Floats, Floats | None]:
     """Fresh copies of inputs, targets and weights."""
     inputs, targets, given = split_batch(piece, 'weights.astype("float32")')
     count(piece)
-    inputs, targets = np.array(inputs), np.array(targets)
+    inputs, targets = _array(inputs), _array(targets)
     if given is None:
         return inputs, targets, None
-    weights = np.array(given)
+    weights = _array(given)
     if not weights.ndim or weights.size != len(inputs):
         raise BatchError(
             f"There is one weight per example. Got weights of shape {weights.shape} for a shard of {len(inputs)}. "
