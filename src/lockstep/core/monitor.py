@@ -46,7 +46,7 @@ class Monitor:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
+        if not isinstance(self.name, str):
             raise ModelError(f"A monitored metric has a name. Got {show(self.name)}. Use for example 'val_loss'.")
         if not isinstance(self.mode, str) or self.mode not in ("auto", "min", "max"):
             raise ModelError(f"A monitor's mode is 'auto', 'min' or 'max'. Got {self.mode!r}. Use one of these.")
