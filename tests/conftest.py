@@ -22,6 +22,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 settings.register_profile("any_load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_load")
 
+# By which this process's descendants are known when their parents have ended.
+MARK = "LOCKSTEP_TESTS_OF"
+os.environ[MARK] = str(os.getpid())
+
 GRACE_SECONDS = 10.0
 # For the life of the process: of the test runner, of torch when it first uses CUDA or its compiler, of JAX's and
 # TensorFlow's imports and XLA's pool of threads.
@@ -96,14 +100,16 @@ def maps(pid, name):
 
 
 def is_ours(pid):
-    """Whether the process is this one, comes from it, or has lost its parent and may have."""
-    chain = [pid]
-    while chain[-1] > 1 and chain[-1] != os.getpid():
-        try:
-            chain.append(int(Path(f"/proc/{chain[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
-        except OSError:
+    """Whether the process is this one or comes from it, be its parent alive or not."""
+    if pid == os.getpid():
+        return True
+    try:
+        if f"{MARK}={os.getpid()}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             return True
-    return chain[-1] == os.getpid() or len(chain) == 2
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return False
+    return parent > 1 and is_ours(parent)
 
 
 def pids():

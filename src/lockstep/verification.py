@@ -50,10 +50,10 @@ def of(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int], batch_
     """Verifies a trainer, whose state is as before afterwards."""
     if not trainer.exact:
         raise ExactError("verify checks the promise of equal bits. This trainer has exact=False. Use exact=True.")
-    if not isinstance(devices, Sequence) or len(devices) < 2 or not all(map(_is_count, devices)):
-        raise PlanError(
-            f"verify compares at least two runs, on 1 device or more. Got devices={show(devices)}. Use devices=(1, 2)."
-        )
+    if not isinstance(devices, Sequence) or not all(map(_is_count, devices)):
+        raise PlanError(f"verify takes numbers of devices, each 1 or more. Got {show(devices)}. Use devices=(1, 2).")
+    if len(devices) < 2:
+        raise PlanError(f"verify compares at least two runs. Got devices={tuple(devices)}. Use devices=(1, 2).")
     if not _is_count(steps):
         raise PlanError(f"verify makes 1 step or more. Got steps={show(steps)}. Use steps=5.")
     if trainer._open_team is not None and not trainer._open_team.closed:

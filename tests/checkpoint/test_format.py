@@ -231,9 +231,9 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
     assert litter(tmp_path) == []
 
 
-@pytest.mark.parametrize("path", ["/", "mine\0"])
-def test_no_name(path):
-    with pytest.raises(SaveError, match="a name of its own"):
+@pytest.mark.parametrize(("path", "message"), [("/", "a name of its own"), ("mine\0", "path must be a path")])
+def test_no_name(path, message):
+    with pytest.raises(SaveError, match=message):
         write(path, snapshot())
 
 

@@ -104,7 +104,7 @@ def facts_of(folder: str | os.PathLike[str], key: str) -> Any:
 
 def _target(folder: str | os.PathLike[str]) -> Path:
     path = Path(os.path.abspath(check_path("path", folder, SaveError, "ckpt/")))
-    if not path.name or "\0" in path.name:
+    if not path.name:
         raise SaveError(f"A checkpoint is a folder with a name of its own. Got {str(folder)!r}. Choose another path.")
     return path
 
