@@ -61,7 +61,7 @@ def listed(pipeline):
         (lambda: wrapped().save("\0"), SaveError, r"path must be a path. Got '\x00'."),
         (lambda: wrapped().restore(b"x"), CheckpointError, "path must be a path. Got b'x'."),
         (lambda: lockstep.load_arrays(None), CheckpointError, "path must be a path. Got None."),
-        (lambda: wrapped().verify((X, Y), devices=2), PlanError, "verify takes numbers of devices, each 1 or more. Got"),
+        (lambda: wrapped().verify((X, Y), devices=2), PlanError, "verify takes numbers of devices, each 1 or more."),
         (lambda: wrapped().verify((X, Y), devices=(1, 0)), PlanError, "each 1 or more. Got (1, 0). Use devices="),
         (lambda: wrapped().verify((X, Y), steps=0), PlanError, "verify makes 1 step or more. Got steps=0. Use"),
         (lambda: wrapped().verify((X, Y), steps="x"), PlanError, "verify makes 1 step or more. Got steps='x'."),
@@ -82,6 +82,7 @@ def listed(pipeline):
         (lambda: lockstep.EarlyStopping(restore_best=2), CallbackError, "restore_best must be True or False. Got 2."),
         (lambda: lockstep.CSVLogger(3), CallbackError, "path must be a path. Got 3. Use for example 'log.csv'."),
         (lambda: lockstep.CSVLogger("x.csv", append=X), CallbackError, "append must be True or False. Got a ndarray"),
+        (lambda: lockstep.Plot("."), CallbackError, "A plot is a file with a name of its own. Got '.'."),
         (lambda: lockstep.Plot(""), CallbackError, "path must be a path. Got ''. Use for example 'curves.png'."),
         (lambda: lockstep.TensorBoard([]), CallbackError, "folder must be a path. Got []."),
         (lambda: lockstep.TensorBoard("x", every=X), CallbackError, "every is a whole number, 1 or more."),
@@ -102,6 +103,15 @@ def listed(pipeline):
 def test_a_wrong_argument(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call()
+
+
+def test_a_fit_that_never_makes_a_step_leaves_the_history():
+    trainer = wrapped()
+    history = trainer.fit((X, Y), epochs=2, batch_size=4, verbose=0)
+    for wrong in ({"data": lockstep.data.stream(iter(()))}, {"data": "x"}, {"data": (X, Y), "callbacks": [3]}):
+        with pytest.raises(lockstep.LockstepError):
+            trainer.fit(**wrong, verbose=0)
+        assert trainer.history is history
 
 
 def test_numbers_of_numpys_are_numbers():

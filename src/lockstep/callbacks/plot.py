@@ -35,6 +35,8 @@ class Plot(Callback):
 
     def __init__(self, path: str | PathLike[str] = "curves.png", clock: Callable[[], float] = perf_counter) -> None:
         target = Path(check_path("path", path, CallbackError, "curves.png"))
+        if not target.name:
+            raise CallbackError(f"A plot is a file with a name of its own. Got {str(path)!r}. Use 'curves.png'.")
         self.path = target if target.suffix else target.with_suffix(".png")
         self._clock = clock
         self._behind = False
