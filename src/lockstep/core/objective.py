@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
+from lockstep.core.arguments import show
 from lockstep.core.batches import describe
 from lockstep.errors import ModelError
 
@@ -28,9 +29,6 @@ class Sum(NamedTuple):
 
     total: Any
     count: Any = None
-
-from lockstep.core.arguments import show
-from lockstep.errors import ModelError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work, arrays
 from lockstep.backends.numpy import metrics
-from lockstep.backends.numpy.network import SGD, CrossEntropy, Dense, Floats, SquaredError
+from lockstep.backends.numpy.network import SGD, CrossEntropy, Dense, Floats, SquaredError, read_array
 from lockstep.core import seeds, tree
 from lockstep.core.batches import count
 from lockstep.core.layout import Layout
@@ -181,7 +181,7 @@ class NumpyBackend:
         """The outputs of each shard, without dropout."""
         for replica, pieces in work.pieces.items():
             for shard, piece in pieces.items():
-                yield shard, self._model(replica)(_array(piece))
+                yield shard, self._model(replica)(read_array(piece))
 
     def native(self, outputs: Any) -> Any:
         """numpy's own arrays are numpy's."""
@@ -280,25 +280,14 @@ def _form(array: Array | None) -> str:
     return "nothing" if array is None else f"{array.data.shape} of {array.dtype}"
 
 
-def _array(value: Any) -> Floats:
-    """A fresh copy as one array."""
-    try:
-        array = np.array(value)
-    except ValueError as error:
-        raise BatchError(f"numpy's model takes one array of inputs. Got {describe(value)}: {error}.") from None
-    if array.dtype == object or array.dtype.kind in "USc":
-        raise BatchError(f"numpy's model takes arrays of real numbers. Got {array.dtype}. Use .astype(float).")
-    return array
-
-
 def _parts(piece: Any) -> tuple[Floats, Floats, Floats | None]:
     """Fresh copies of inputs, targets and weights."""
     inputs, targets, given = split_batch(piece, 'weights.astype("float32")')
     count(piece)
-    inputs, targets = _array(inputs), _array(targets)
+    inputs, targets = read_array(inputs), read_array(targets)
     if given is None:
         return inputs, targets, None
-    weights = _array(given)
+    weights = read_array(given)
     if not weights.ndim or weights.size != len(inputs):
         raise BatchError(
             f"There is one weight per example. Got weights of shape {weights.shape} for a shard of {len(inputs)}. "

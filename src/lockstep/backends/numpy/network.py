@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.core.batches import describe
 from lockstep.errors import BatchError, ModelError
 
 Floats = NDArray[Any]
@@ -128,3 +129,14 @@ class SquaredError:
         """Per example: the loss, what it weighs, and the slope of the loss."""
         errors = outputs - targets
         return (errors**2).mean(1), np.ones(len(errors)), 2 * errors / errors.shape[1]
+
+
+def read_array(value: Any) -> Floats:
+    """A fresh copy as one array."""
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise BatchError(f"numpy's model takes one array of inputs. Got {describe(value)}: {error}.") from None
+    if array.dtype == object or array.dtype.kind in "USc":
+        raise BatchError(f"numpy's model takes arrays of real numbers. Got {array.dtype}. Use .astype(float).")
+    return array
