@@ -51,8 +51,6 @@ def digest(**options):
         ("fit", {"validation_data": (X, Y[:5])}, BatchError, "Every array of a batch has one entry per example."),
         ("evaluate", {"batch_size": -4}, BatchError, "Got batch_size=-4."),
         ("evaluate", {"batch_size": 2.5}, ArgumentError, "Got batch_size=2.5. Use batch_size=2, for example."),
-        ("verify", {"steps": 0}, BatchError, "steps is an integer from 1 on. Got steps=0."),
-        ("verify", {"devices": (1, 1.5)}, ArgumentError, "devices is an integer from 1 on. Got devices=1.5."),
     ],
 )
 def test_a_wrong_number_is_refused_and_changes_nothing(use, arguments, error, message):

@@ -1,6 +1,7 @@
 """Checkpoints as a script meets them: saved by hand and by fit, taken up, refused."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -146,6 +147,20 @@ def test_a_run_with_other_choices(saved, options, message):
         ({"step": "8"}, CheckpointError, "A manifest holds 'step' as Lockstep writes it. Got '8'."),
         ({"step": True}, CheckpointError, "A manifest holds 'step' as Lockstep writes it. Got True."),
         ({"versions": None}, CheckpointError, "A manifest holds 'versions' as Lockstep writes it. Got None."),
+        ({"step": -1}, CheckpointError, "A manifest holds a run as Lockstep writes it. Got step=-1, epoch=2."),
+        ({"epoch": -1}, CheckpointError, "A manifest holds a run as Lockstep writes it. Got step=8, epoch=-1."),
+        ({"shards": 0}, CheckpointError, "A manifest holds a run as Lockstep writes it. shards is a whole number"),
+        ({"threads": -3}, CheckpointError, "A manifest holds a run as Lockstep writes it. threads is a whole number"),
+        ({"numbers": [5]}, StateError, "Group 0 has no hyperparameters by name: 5."),
+        ({"numbers": [[]]}, StateError, "Group 0 has no hyperparameters by name: []."),
+        ({"numbers": [{1: 0.1}]}, StateError, "Group 0 has no hyperparameters by name: {1: 0.1}."),
+        ({"numbers": [{"lr": ""}]}, StateError, "In group 0 it has lr='', the optimizer lr=0.3."),
+        ({"numbers": [{"lr": None}]}, StateError, "In group 0 it has lr=None, the optimizer lr=0.3."),
+        ({"numbers": [{"lr": [1]}]}, StateError, "In group 0 it has lr=[1], the optimizer lr=0.3."),
+        ({"numbers": [{"lr": True}]}, StateError, "In group 0 it has lr=True, the optimizer lr=0.3."),
+        ({"numbers": [{"lr": math.nan}]}, StateError, "In group 0 it has lr=nan, the optimizer lr=0.3."),
+        ({"numbers": [{"momentum": None}]}, StateError, "In group 0 it has momentum=None, the optimizer momentum="),
+        ({"numbers": [{"step": 1}]}, StateError, "In group 0 it has 'step', which the optimizer has not."),
     ],
 )
 def test_a_checkpoint_of_something_else(saved, facts, error, message):

@@ -7,6 +7,8 @@ from typing import Any
 
 from lockstep.errors import DeviceError
 
+MAX_CPU_REPLICAS = 1024  # each is a process in some frameworks, and a mistyped number must not start them
+
 
 def is_cpu(name: str) -> bool:
     """Whether this is a replica on the CPU.
@@ -64,6 +66,11 @@ def _counted(count: int, available: Sequence[str]) -> tuple[str, ...]:
     if count < 1:
         raise DeviceError(f"Training needs at least one device. Got devices={count}. Use devices=1 or more.")
     if not available:
+        if count > MAX_CPU_REPLICAS:
+            raise DeviceError(
+                f"A host carries at most {MAX_CPU_REPLICAS} CPU replicas. Got devices={count}. Use as many as it has "
+                "cores."
+            )
         return tuple(f"cpu:{index}" for index in range(count))
     if count > len(available):
         raise DeviceError(

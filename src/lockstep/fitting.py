@@ -62,6 +62,7 @@ class Asked:
 def fit(trainer: "Trainer", read: Callable[[], Source], asked: Asked) -> History:
     """Trains on the data that `read` gives, and gives the history."""
     team = trainer._team
+    history, num_steps = trainer.history, trainer.num_steps
     try:
         with ExitStack() as stack:
             saver, termination = None, Termination()
@@ -80,6 +81,8 @@ def fit(trainer: "Trainer", read: Callable[[], Source], asked: Asked) -> History
             say(str(end))
         raise SystemExit(0) from None
     except Exception:
+        if trainer.num_steps == num_steps:  # nothing was trained, so the run before is still the last
+            trainer.history = history
         team.abandon()
         raise
     return trainer.history

@@ -52,7 +52,16 @@ class Run:
         return {**numbers, "reduction": None if self.reduction is None else self.reduction.value}
 
     def check(self, saved: Mapping[str, Any], exact: bool, num_devices: int) -> None:
-        """Refuses a saved run with other numbers than those chosen for this one."""
+        """Refuses a saved run whose numbers mean nothing, or are others than those chosen for this one."""
+        try:
+            saved_run = Run(**{name: saved[name] for name in self.state()})
+        except PlanError as error:
+            raise CheckpointError(f"A manifest holds a run as Lockstep writes it. {error}") from None
+        if saved_run.step < 0 or saved_run.epoch < 0:
+            raise CheckpointError(
+                "A manifest holds a run as Lockstep writes it. Got "
+                f"step={saved_run.step}, epoch={saved_run.epoch}. Use another checkpoint."
+            )
         if saved["shards"] is not None and saved["shards"] < num_devices:
             raise StateError(
                 f"Every device needs a shard, and a run keeps its shards. The checkpoint has {saved['shards']}, this "

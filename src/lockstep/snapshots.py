@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from types import NoneType
 from typing import Any
 
-from lockstep.backends.base import Attributed, Backend, Recipe
+import numpy as np
+
+from lockstep.backends.base import Array, Attributed, Backend, Recipe
 from lockstep.checkpoint import Snapshot
+from lockstep.core import arguments, hyperparameters
 from lockstep.errors import CheckpointError, ExactError, StateError
 from lockstep.run import Run, saved_reduction
 
@@ -57,10 +60,23 @@ def restore(saved: Snapshot, recipe: Recipe, backend: Backend, run: Run, num_dev
     if exact:
         _check_exact(facts, recipe, backend)
     run.check(facts, exact, num_devices)
+    hyperparameters.check_groups(facts["numbers"], backend.numbers(), recipe.habits.open_groups)
     with _attributes(facts, backend):
         backend.load(saved.state)
     backend.set_numbers(facts["numbers"])
     run.take_over(facts if backend.criterion is not None else {**facts, "reduction": None})
+
+
+def check_state(state: Any) -> None:
+    """Raises `StateError` for what is no state at all; whether it fits the model is the backend's to say."""
+    if not isinstance(state, Mapping) or not all(
+        isinstance(name, str) and isinstance(array, Array) and isinstance(array.data, np.ndarray)
+        for name, array in state.items()
+    ):
+        raise StateError(
+            f"A state is a dict of arrays as trainer.state() gives them. Got {arguments.show(state)}. "
+            "Change what trainer.state() gave, or use trainer.restore(path)."
+        )
 
 
 @contextmanager
@@ -71,6 +87,7 @@ def _attributes(facts: Mapping[str, Any], backend: Backend) -> Iterator[None]:
         return
     check_facts(facts, {"attributes": dict})
     before = backend.attributes()
+    _check_attributes(facts["attributes"], before, "")
     backend.set_attributes(facts["attributes"])
     try:
         yield
@@ -79,13 +96,30 @@ def _attributes(facts: Mapping[str, Any], backend: Backend) -> Iterator[None]:
         raise
 
 
+def _check_attributes(saved: Mapping[str, Any], own: Mapping[str, Any], at: str) -> None:
+    """Refuses what is of another kind than the model's own; what only one of the two has is the backend's to judge."""
+    for name, there in own.items():
+        value = saved.get(name, {} if at else None)
+        if isinstance(there, dict) and isinstance(value, dict):
+            _check_attributes(value, there, f"{at}{name}.")
+        elif name in saved or not at:
+            free = (
+                value is None or there is None or (isinstance(there, list | tuple) and isinstance(value, list | tuple))
+            )
+            if isinstance(there, dict) or not (free or hyperparameters.is_same_kind(value, there)):
+                raise StateError(
+                    f"The checkpoint does not fit this model. It has {at}{name}={value!r:.100}, the model "
+                    f"{there!r:.100}. Use the model it was saved with."
+                )
+
+
 def check_facts(facts: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:
     """Raises where a manifest lacks a fact or has it in another form; whoever wrote it, it was not Lockstep."""
     for name, wanted in types.items():
         value = facts.get(name)
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
             raise CheckpointError(
-                f"A manifest holds {name!r} as Lockstep writes it. Got {value!r}. Use another checkpoint."
+                f"A manifest holds {name!r} as Lockstep writes it. Got {value!r:.100}. Use another checkpoint."
             )
 
 

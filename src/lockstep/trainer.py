@@ -12,14 +12,15 @@ from lockstep.backends.base import Array, Backend, Recipe, State, Work
 from lockstep.callbacks import History
 from lockstep.callbacks.display import level
 from lockstep.checkpoint import Checkpoint, Snapshot, find, write
-from lockstep.core import batches, digest, plan
+from lockstep.core import batches, digest, hyperparameters, plan
+from lockstep.core.arguments import show
 from lockstep.core.breakdown import Breakdown
 from lockstep.core.metrics import Sums
 from lockstep.core.reduction import Reduction
 from lockstep.data import source
 from lockstep.data.class_weights import weighed
 from lockstep.devices import is_cpu
-from lockstep.errors import OptimizerError, StateError
+from lockstep.errors import StateError
 from lockstep.logs import Logs
 from lockstep.reading import DEFAULT_BATCH_SIZE, open_source
 from lockstep.run import Run
@@ -211,11 +212,7 @@ class Trainer:
     def learning_rates(self, rates: Sequence[float]) -> None:
         groups = self._backend.numbers()
         count = sum("lr" in group for group in groups)
-        if len(rates) != count:
-            raise OptimizerError(
-                f"Every group of parameters has one learning rate. Got {len(rates)} rates for {count} groups. "
-                f"Give {count}."
-            )
+        hyperparameters.check_rates(rates, count)
         given = iter(rates)
         self._backend.set_numbers([{"lr": float(next(given))} if "lr" in group else {} for group in groups])
 
@@ -225,14 +222,16 @@ class Trainer:
 
     def copies(self, name: str) -> list[Array]:
         """One array of the state as it lies on each device, in the devices' order."""
-        if name not in (there := self._backend.state()):
-            raise StateError(f"The state has its arrays by name. Got {name!r}. Name one of {', '.join(there)}.")
+        there = self._backend.state()
+        if not isinstance(name, str) or name not in there:
+            raise StateError(f"The state has its arrays by name. Got {show(name)}. Name one of {', '.join(there)}.")
         shards = max(len(self.devices), self._num_shards(1))
         works, _ = self._works((np.zeros(shards), name), self._run.step, shards)  # a word goes to every shard
         return [copy for _, copy in sorted(self._gathered("copies", works).items())]
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state of this model and optimizer."""
+        snapshots.check_state(state)
         self._backend.load(state)
 
     def save(self, path: str | PathLike[str]) -> None:

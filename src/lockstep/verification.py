@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep import keywords
 from lockstep.core import batches, digest, plan
+from lockstep.core.arguments import show
 from lockstep.data import source
 from lockstep.devices import alike, is_cpu
 from lockstep.errors import DivergedError, ExactError, PlanError
@@ -31,6 +33,10 @@ class Verification:
         return len(set(self.digests.values())) == 1
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and value is not True and int(value) >= 1
+
+
 class Stepper(Protocol):
     """What is verified: something that makes steps and tells the digests of its state."""
 
@@ -43,13 +49,15 @@ class Stepper(Protocol):
 
 def of(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int], batch_size: int | None) -> Verification:
     """Verifies a trainer, whose state is as before afterwards."""
-    steps = keywords.checked_integer("steps", steps)
-    devices = [keywords.checked_integer("devices", count) for count in devices]
     batch_size = keywords.checked_optional("batch_size", batch_size)
     if not trainer.exact:
         raise ExactError("verify checks the promise of equal bits. This trainer has exact=False. Use exact=True.")
+    if not isinstance(devices, Sequence) or not all(map(_is_count, devices)):
+        raise PlanError(f"verify takes numbers of devices, each 1 or more. Got {show(devices)}. Use devices=(1, 2).")
     if len(devices) < 2:
         raise PlanError(f"verify compares at least two runs. Got devices={tuple(devices)}. Use devices=(1, 2).")
+    if not _is_count(steps):
+        raise PlanError(f"verify makes 1 step or more. Got steps={show(steps)}. Use steps=5.")
     if trainer._open_team is not None and not trainer._open_team.closed:
         trainer._backend.controls()  # refuses what its own workers lack, before others are started that have it
     chosen = source.first(trainer._source(data, batch_size, shuffle=True), steps)

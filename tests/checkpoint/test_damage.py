@@ -4,6 +4,8 @@ import copy
 import hashlib
 import json
 import os
+import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -197,6 +199,7 @@ def test_arrays_of_nothing_and_impossible_shape(tmp_path):
     [
         ('"step": 3', '"step": NaN', "not JSON"),
         ('"step": 3', '"step": 1e999', "too large"),
+        ('"step": 3', '"step": 0.' + "1" * 5000, "digits"),
         ('"step": 3', f'"step": {"9" * 5000}', "digits"),
         ('"step": 3', f'"step": {"[" * 100_000}', "deep"),
         ('"step": 3', f'"step": {"[" * 500}{"]" * 500}', "deep"),
@@ -219,6 +222,62 @@ def test_a_manifest_that_is_not_json(folder, old, new, reason):
         read(folder)
     with pytest.raises(CheckpointError, match=reason):
         facts_of(folder, "step")
+
+
+WIDE = "\N{GRINNING FACE}"
+COUNT = manifest.MAX_VALUES - 200  # less what the rest of the manifest holds
+COSTLY = {  # what takes most memory for a value, or for a byte
+    "objects": ",".join(['{"":0}'] * (COUNT // 3)),
+    "strings": ",".join(f'"{index:06x}é"' for index in range(COUNT)),
+    "scalars": ",".join(['{"$scalar":["float64","0000000000000000"]}'] * (COUNT // 5)),
+    "pairs": '{"$dict":[' + ",".join(f"[{index},0]" for index in range(COUNT // 4)) + "]}",
+    "wide": f'"{"a" * (2**22 - 2000)}{WIDE}"',
+}
+
+
+@pytest.mark.parametrize("what", COSTLY)
+def test_a_forged_manifest_takes_little_memory(tmp_path, what):
+    """The worst that is read at all; the file system's pages are not counted."""
+    folder = write(tmp_path / "mine", TINY)
+    forge(folder, (folder / "manifest.json").read_text().replace('"step": 3', f'"step": [{COSTLY[what]}]'))
+    tracemalloc.start()
+    try:
+        facts = read(folder).facts
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(facts["step"]) >= 1
+    assert peak < 64e6
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("[]," * 150_001 + "[]", "values, and at most 300000 are read"),
+        ('""' * 600_001, "values, and at most 300000 are read"),  # no JSON, but found out by what counts it
+        (f'"{"a" * (2**22)}{WIDE}"', "bytes with wide characters, and at most 4194304 are read"),
+        (f'"{"a" * (2**23)}"', "bytes, and at most 8388608 are read"),
+        ('"' + '\\"' * 2_000_000, "values, and at most"),
+    ],
+)
+def test_a_manifest_that_would_cost_more_is_not_parsed(folder, more, reason, monkeypatch):
+    monkeypatch.setattr(manifest.json, "loads", None)
+    forge(folder, (folder / "manifest.json").read_text().replace('"step": 3', f'"step": [{more}]'))
+    with pytest.raises(CheckpointError, match=reason):
+        read(folder)
+
+
+def test_depth_is_found_out_whatever_the_scripts_recursion_limit(folder):
+    """The parser would overflow the stack, which ends the process."""
+    deep = '"]]", ' + "[" * 140_000
+    forge(folder, (folder / "manifest.json").read_text().replace('"step": 3', f'"step": [{deep}'))
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(10**6)
+    try:
+        with pytest.raises(CheckpointError, match="nested too deep"):
+            read(folder)
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def test_a_manifest_without_end(folder):

@@ -133,9 +133,14 @@ def test_a_type_that_cannot_be(tmp_path):
 
 
 def test_what_the_manifest_cannot_hold(tmp_path, monkeypatch):
-    monkeypatch.setattr("lockstep.checkpoint.manifest.MAX_BYTES", 2000)
-    with pytest.raises(StateError, match="at most 2000 bytes"):
-        write(tmp_path / "mine", snapshot(long="x" * 2000))
+    with pytest.raises(StateError, match=rf"and at most {2**23} are read"):
+        write(tmp_path / "mine", snapshot(long="x" * 2**23))
+    with pytest.raises(
+        StateError, match=r"is too large: it has \d+ values, and at most 300000 are read. Keep long lists"
+    ):
+        write(tmp_path / "mine", snapshot(losses=[0.5] * 300_000))
+    with pytest.raises(StateError, match=r"bytes with wide characters, and at most 4194304 are read"):
+        write(tmp_path / "mine", snapshot(text="\N{GRINNING FACE}" * 2**20 + "x" * 2**19))
     assert os.listdir(tmp_path) == []
 
 
@@ -226,9 +231,9 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
     assert litter(tmp_path) == []
 
 
-@pytest.mark.parametrize("path", ["/", "mine\0"])
-def test_no_name(path):
-    with pytest.raises(SaveError, match="a name of its own"):
+@pytest.mark.parametrize(("path", "message"), [("/", "a name of its own"), ("mine\0", "path must be a path")])
+def test_no_name(path, message):
+    with pytest.raises(SaveError, match=message):
         write(path, snapshot())
 
 

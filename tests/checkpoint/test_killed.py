@@ -74,7 +74,7 @@ print(said, interrupted)
 def test_kill_9(exchange, by_hand, tmp_path):
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(exchange), str(by_hand), str(KILLS)]
     tests = Path(__file__).parents[1]
-    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     steps, interrupted = map(int, done.stdout.split())
     assert steps > KILLS

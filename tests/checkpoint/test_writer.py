@@ -215,6 +215,6 @@ print("ended", flush=True)
 
 
 def test_a_script_that_ends_waits_for_its_last_checkpoint():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout == "ended\nwritten\n"
     assert done.stderr == ""

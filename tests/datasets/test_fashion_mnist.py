@@ -65,6 +65,15 @@ def test_a_download_is_kept_whole_and_alone(places):
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == FILES
 
 
+@pytest.mark.parametrize(("size", "what"), [(100, "A file has at most 100"), (2000, "A file unpacks to at most 2000")])
+def test_a_mirror_cannot_fill_the_memory(places, monkeypatch, size, what):
+    *_, mirror = places
+    put(mirror, train_images=gzip.compress(bytes(10**6)))
+    monkeypatch.setattr(fashion, "MAX_BYTES", size)
+    with pytest.raises(DatasetError, match=what):
+        fashion_mnist()
+
+
 def test_the_next_mirror_is_asked_when_one_fails(places, tmp_path, monkeypatch):
     *_, mirror = places
     put(mirror)

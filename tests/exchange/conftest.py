@@ -70,6 +70,6 @@ def together():
                 return error
 
         with ThreadPoolExecutor(len(functions)) as pool:
-            return list(pool.map(outcome, functions, timeout=30))
+            return list(pool.map(outcome, functions, timeout=240))
 
     return run

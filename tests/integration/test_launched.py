@@ -254,6 +254,18 @@ def train(folder, epochs=3, told=None):
 
 """
 
+# The addresses at which this process listens, in the kernel's words: 0100007F is 127.0.0.1, zeros are all interfaces.
+LISTENING = """
+own = {os.stat(f"/proc/self/fd/{name}").st_ino for name in os.listdir("/proc/self/fd")
+       if os.path.exists(f"/proc/self/fd/{name}")}
+for kind in ("tcp", "tcp6"):
+    for line in open(f"/proc/self/net/{kind}").read().splitlines()[1:]:
+        place, state, inode = (line.split()[each] for each in (1, 3, 9))
+        if state == "0A" and int(inode) in own:
+            tell(place.rpartition(":")[0])
+"""
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -277,6 +289,7 @@ def world(folder, alone):
     stories["epoch_end"] = CALLING.format(moment="on_epoch_end", call="evaluate((x, y))")
     stories["failing"] = FAILING
     stories["begun"] = SAVED + 'train("begun")'
+    stories["listening"] = LISTENING
     stories["told"] = SAVED + 'train("told", told=6)'  # the third batch of the second epoch
     with together(script(**stories), folder, by_hand(2)) as scripts:
         ends = endings(scripts)
@@ -294,6 +307,12 @@ def test_two_processes_give_the_digest_of_one(world, alone):
     ((devices, digest),) = alone["fit"]
     assert devices == "1"
     assert said(world, "fit") == [[["2", digest]]] * 2
+
+
+def test_on_one_host_nothing_listens_beyond_it(world):
+    first, second = said(world, "listening")
+    assert {address for (address,) in first + second} <= LOOPBACK
+    assert first  # where the processes meet
 
 
 def test_a_process_group_of_the_scripts_own(tmp_path, alone):
@@ -315,15 +334,17 @@ def test_slurm(tmp_path, alone):
             "SLURM_JOB_ID": "77",
             "SLURM_STEP_ID": "0",
             "SLURM_TASKS_PER_NODE": "2",
-            "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_STEP_NODELIST": "a-name-that-nobody-resolves",
             "MASTER_PORT": port,
         }
         for index in range(2)
     ]
-    with together(script(fit=FIT), tmp_path, variables) as scripts:
+    with together(script(fit=FIT, listening=LISTENING), tmp_path, variables) as scripts:
         ends = endings(scripts)
     assert [code for code, _, _ in ends] == [0, 0], ends
-    assert [results(stdout) for _, stdout, _ in ends] == [[["fit", "2", alone["fit"][0][1]]]] * 2
+    found = [by_story(stdout) for _, stdout, _ in ends]
+    assert [each["fit"] for each in found] == [[["2", alone["fit"][0][1]]]] * 2
+    assert {address for each in found for (address,) in each.get("listening", [])} <= LOOPBACK
     assert [stdout.count("8 shards") for _, stdout, _ in ends] == [1, 0]
 
 

@@ -170,6 +170,16 @@ def test_a_failure_while_evaluating(one):
         assert trainer.digest() == one[1]
 
 
+@pytest.mark.parametrize("machine", ["aarch64", "riscv64", ""])
+def test_a_processor_with_another_memory_order(machine, monkeypatch):
+    before = descriptors()
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    with pytest.raises(PlatformError, match=rf"This processor is {machine or 'unknown'}\. Use devices=1, or start"):
+        wrap(2)
+    assert descriptors() == before
+    wrap(1).step(BATCH)
+
+
 @pytest.mark.parametrize("missing", ["memfd_create", "pidfd_open", "eventfd"])
 def test_a_platform_without(missing, monkeypatch):
     before = descriptors()

@@ -36,6 +36,7 @@ class Habits:
     words: str = "lockstep"  # in whose an epoch is told, or "keras"
     callbacks: tuple[Callable[[], Any], ...] = ()  # each makes one, before the script's own, in the form of Keras's
     lists: bool = False  # whether a list of arrays is several inputs or outputs, wherever it stands
+    open_groups: bool = False  # whether anybody may add a hyperparameter to an optimizer's group
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def steps(every: int | str) -> int | None:
     >>> steps(100), steps("epoch")
     (100, None)
     """
-    if every == "epoch":
+    if isinstance(every, str) and every == "epoch":
         return None
     if isinstance(every, str):
         raise CallbackError(f"every is 'epoch' or a number of steps. Got {every!r}. Use every=100.")

@@ -6,6 +6,8 @@ from typing import Any
 
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.callbacks.table import EPOCH, Row, Table
+from lockstep.core.arguments import check_flag, check_path
+from lockstep.errors import CallbackError
 
 
 class CSVLogger(Callback):
@@ -28,8 +30,8 @@ class CSVLogger(Callback):
     """
 
     def __init__(self, path: str | PathLike[str], append: bool = True) -> None:
-        self.path = Path(path)
-        self.append = append
+        self.path = Path(check_path("path", path, CallbackError, "log.csv"))
+        self.append = check_flag("append", append, CallbackError)
         self.on_train_begin()
 
     def on_train_begin(self, logs: Logs = NO_LOGS) -> None:

@@ -12,9 +12,9 @@ def level(verbose: int | str) -> int:
     >>> level("auto"), level(2)
     (1, 2)
     """
-    if verbose == AUTO:
+    if isinstance(verbose, str) and verbose == AUTO:
         return 1
-    if verbose not in (0, 1, 2):
+    if not isinstance(verbose, int) or verbose not in (0, 1, 2):
         raise CallbackError(f"verbose is 0, 1, 2 or 'auto'. Got verbose={verbose!r}. Use verbose=1.")
     return int(verbose)
 

@@ -6,7 +6,9 @@ from lockstep.backends.base import Array
 from lockstep.callbacks import weights
 from lockstep.callbacks.arguments import whole
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
+from lockstep.core.arguments import check_flag, check_number
 from lockstep.core.monitor import Monitor
+from lockstep.errors import CallbackError
 
 
 class EarlyStopping(Callback):
@@ -40,8 +42,8 @@ class EarlyStopping(Callback):
     ) -> None:
         self.monitor = Monitor(monitor, mode, min_delta)
         self.patience = whole("patience", patience, least=0)
-        self.restore_best = restore_best
-        self.baseline = baseline
+        self.restore_best = check_flag("restore_best", restore_best, CallbackError)
+        self.baseline = None if baseline is None else check_number("baseline", baseline, CallbackError, 0.5)
         self.start_from_epoch = whole("start_from_epoch", start_from_epoch, least=0)
         self._reset()
 

@@ -15,6 +15,7 @@ from lockstep.backends.base import Array
 from lockstep.callbacks import weights
 from lockstep.callbacks.arguments import whole
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
+from lockstep.core.arguments import check_number
 from lockstep.core.bfloat import is_float, narrow, widen
 from lockstep.errors import CallbackError, StateError
 
@@ -40,6 +41,7 @@ class EMA(Callback):
     """
 
     def __init__(self, decay: float, every: int = 1) -> None:
+        check_number("decay", decay, CallbackError, 0.999)
         if not 0 <= decay < 1:
             raise CallbackError(f"decay is the weight of the old average: 0 or more, below 1. Got {decay}. Use 0.999.")
         self.decay = decay

@@ -5,6 +5,7 @@ from typing import Any
 from lockstep.callbacks.arguments import whole
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.callbacks.rates import changeable
+from lockstep.core.arguments import check_number
 from lockstep.core.monitor import Monitor
 from lockstep.errors import CallbackError
 
@@ -36,6 +37,8 @@ class ReduceLROnPlateau(Callback):
         cooldown: int = 0,
         min_lr: float = 0.0,
     ) -> None:
+        check_number("factor", factor, CallbackError, 0.1)
+        check_number("min_lr", min_lr, CallbackError, 0)
         if not 0 < factor < 1:
             raise CallbackError(
                 f"factor makes a learning rate smaller: above 0, below 1. Got {factor}. Use factor=0.1."

@@ -10,6 +10,8 @@ from typing import Any
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.callbacks.curves import draw, figure_type, picture
 from lockstep.callbacks.files import replace
+from lockstep.core.arguments import check_path
+from lockstep.errors import CallbackError
 
 SHARE = 0.1
 """Drawing takes a third of a second; short epochs are not all drawn, so that it takes no more than this of the time."""
@@ -32,7 +34,9 @@ class Plot(Callback):
     """
 
     def __init__(self, path: str | PathLike[str] = "curves.png", clock: Callable[[], float] = perf_counter) -> None:
-        target = Path(path)
+        target = Path(check_path("path", path, CallbackError, "curves.png"))
+        if not target.name:
+            raise CallbackError(f"A plot is a file with a name of its own. Got {str(path)!r}. Use 'curves.png'.")
         self.path = target if target.suffix else target.with_suffix(".png")
         self._clock = clock
         self._behind = False

@@ -53,7 +53,7 @@ class LearningRateSchedule(Callback):
     """
 
     def __init__(self, schedule: Any, per: str = "epoch") -> None:
-        if per not in ("epoch", "step"):
+        if not isinstance(per, str) or per not in ("epoch", "step"):
             raise CallbackError(f"A schedule moves per 'epoch' or per 'step'. Got per={per!r}. Use one of these.")
         self.per = per
         self._plan: Plan = Stepped(schedule) if hasattr(schedule, "step") else Asked(schedule, per)

@@ -7,6 +7,8 @@ from lockstep.callbacks.arguments import steps
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.callbacks.curves import VALIDATION
 from lockstep.callbacks.events import Events, require
+from lockstep.core.arguments import check_path
+from lockstep.errors import CallbackError
 
 
 class TensorBoard(Callback):
@@ -30,7 +32,7 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | PathLike[str], every: int | str = "epoch") -> None:
-        self.folder = Path(folder)
+        self.folder = Path(check_path("folder", folder, CallbackError, "runs/first"))
         self._steps = steps(every)
         self._files: dict[str, Events] = {}
         self._first_epoch: int | None = None

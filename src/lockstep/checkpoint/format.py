@@ -21,6 +21,7 @@ from lockstep.checkpoint.files import MANIFEST, MODEL, OPTIMIZER, Folder
 from lockstep.checkpoint.folder import filled, located
 from lockstep.checkpoint.tensors import Form
 from lockstep.core import digest
+from lockstep.core.arguments import check_path
 from lockstep.errors import CheckpointError, SaveError, StateError
 
 RESERVED = ("format", "checksum", "files", "tensors")
@@ -102,8 +103,8 @@ def facts_of(folder: str | os.PathLike[str], key: str) -> Any:
 
 
 def _target(folder: str | os.PathLike[str]) -> Path:
-    path = Path(os.path.abspath(folder))
-    if not path.name or "\0" in path.name:
+    path = Path(os.path.abspath(check_path("path", folder, SaveError, "ckpt/")))
+    if not path.name:
         raise SaveError(f"A checkpoint is a folder with a name of its own. Got {str(folder)!r}. Choose another path.")
     return path
 
@@ -212,8 +213,9 @@ def _files(records: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _arrays(file: BufferedReader, forms: Mapping[str, Form], record: Mapping[str, Any]) -> State:
     """The arrays of a file whose length and digest are those of the manifest."""
     length = os.fstat(file.fileno()).st_size
-    if type(record["bytes"]) is not int or not length == record["bytes"] == tensors.size(forms):
-        expected = f"{record['bytes']!r:.50} by its record and {tensors.size(forms)} by its arrays"
+    size = tensors.size(forms)
+    if type(record["bytes"]) is not int or not length == record["bytes"] == size:
+        expected = f"{record['bytes']!r:.50} by its record and {size} by its arrays"
         raise ValueError(f"it has {length} bytes, and the manifest says {expected}")
     state, sha256 = tensors.read(file, forms)
     if sha256 != record["sha256"]:

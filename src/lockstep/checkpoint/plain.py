@@ -22,6 +22,7 @@ MAX_DEPTH = 64
 PREFIX = "facts."  # of the names of arrays inside plain values
 # The scalar types of numpy that come back as themselves; `longlong` is none of them.
 _SCALARS = {np.dtype(kind.numpy).type: kind.numpy for kind in KINDS}
+_NAMED = {kind.dtype: kind for kind in KINDS if kind.dtype == np.dtype(kind.numpy).name}
 
 
 def encode(nest: Any) -> tuple[Any, State]:
@@ -147,7 +148,7 @@ def _dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def _scalar(name: Any, digits: Any) -> Any:
-    held = next((kind for kind in KINDS if kind.dtype == name == np.dtype(kind.numpy).name), None)
+    held = _NAMED.get(name) if isinstance(name, str) else None
     data = bytes.fromhex(_typed(digits, str))
     if held is None or len(data) != held.itemsize:
         raise ValueError(f"no scalar is a {name!r:.50} of {len(data)} bytes")

@@ -26,7 +26,7 @@ class Checkpoint:
         """Refuses values that mean nothing."""
         if not isinstance(self.path, str | os.PathLike) or not os.fspath(self.path):
             raise CheckpointError(f"A checkpoint's path is a folder's. Got {self.path!r}. Use 'ckpt/', for example.")
-        if self.every != "epoch" and not _is_count(self.every):
+        if not (isinstance(self.every, str) and self.every == "epoch") and not _is_count(self.every):
             raise CheckpointError(
                 f"every is 'epoch' or a number of steps, 1 or more. Got {self.every!r}. Use every='epoch'."
             )

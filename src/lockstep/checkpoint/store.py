@@ -16,6 +16,7 @@ from lockstep.checkpoint import lock
 from lockstep.checkpoint.files import MANIFEST, saving, sync
 from lockstep.checkpoint.folder import discard, dotted, is_ours, located, make, names, sweep
 from lockstep.checkpoint.format import Snapshot, facts_of, read, write
+from lockstep.core.arguments import check_path
 from lockstep.core.monitor import Monitor
 from lockstep.errors import CheckpointError, SaveError
 
@@ -50,7 +51,7 @@ class Store:
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int | None = 3, best: str | Monitor | None = None) -> None:
-        self.folder = Path(os.path.abspath(folder))
+        self.folder = Path(os.path.abspath(check_path("path", folder, CheckpointError, "ckpt/")))
         self._keep = keep
         self._best = Monitor(best) if isinstance(best, str) else best
         self._values: dict[int, float] = {}  # of the checkpoints seen so far

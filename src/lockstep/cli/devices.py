@@ -14,6 +14,7 @@ from rich.text import Text
 from lockstep.backends import choose
 from lockstep.devices import resolve
 from lockstep.errors import MissingExtra, ModelError, PlatformError
+from lockstep.exchange.barrier import require_ordered_writes
 from lockstep.launch.workers import require_linux
 
 PACKAGES = {
@@ -84,6 +85,7 @@ def _cores() -> str:
 def _processes() -> str:
     try:
         require_linux()
+        require_ordered_writes()
     except PlatformError:
-        return f"on {platform.system()} one replica"
+        return f"on {platform.system()} {platform.machine()} one replica"
     return 'devices=["cpu"] * n gives n replicas'

@@ -8,13 +8,14 @@ The vector of sums of a shard, a step, an epoch or a whole evaluation is
 was summed and still has to be divided by the weight.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.core.arguments import show
 from lockstep.errors import ModelError
 
 LOSS, WEIGHT, DIVIDED, FIRST_METRIC = 0, 1, 2, 3
@@ -52,12 +53,16 @@ class Metric:
                 f"A Metric is made of two functions. Got sums={self.sums!r}, result={self.result!r}. "
                 "Use Metric(sums=f, result=g)."
             )
+        if not isinstance(self.name, str):
+            raise ModelError(f"A Metric's name is a string. Got name={show(self.name)}. Use name='mine'.")
         if not self.name:
             object.__setattr__(self, "name", getattr(self.sums, "__name__", "metric"))
 
 
 def resolve(metrics: Sequence[Any] | Mapping[str, Any], named: Mapping[str, Callable[[Any, Any], Any]]) -> list[Metric]:
     """The metrics that were asked for, by name, as functions or as `Metric`; `named` are the backend's own."""
+    if not isinstance(metrics, Iterable):
+        raise ModelError(f"metrics is a list or a dict of metrics. Got {show(metrics)}. Use metrics=['accuracy'].")
     pairs = list(metrics.items()) if isinstance(metrics, Mapping) else [("", metric) for metric in metrics]
     result = []
     for name, metric in pairs:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lockstep.core.arguments import is_number, show
 from lockstep.errors import ModelError
 
 # fmt: off
@@ -46,11 +47,14 @@ class Monitor:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("auto", "min", "max"):
+        if not isinstance(self.name, str):
+            raise ModelError(f"A monitored metric has a name. Got {show(self.name)}. Use for example 'val_loss'.")
+        if not isinstance(self.mode, str) or self.mode not in ("auto", "min", "max"):
             raise ModelError(f"A monitor's mode is 'auto', 'min' or 'max'. Got {self.mode!r}. Use one of these.")
-        if not 0 <= self.min_delta < math.inf:
+        if not is_number(self.min_delta) or not 0 <= self.min_delta < math.inf:
             raise ModelError(
-                f"min_delta is the least improvement that counts, 0 or more. Got {self.min_delta}. Use min_delta=0."
+                f"min_delta is the least improvement that counts, 0 or more. Got {show(self.min_delta)}. Use "
+                "min_delta=0."
             )
         if self.mode == "auto":
             object.__setattr__(self, "mode", _mode(self.name))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
+from lockstep.core.arguments import show
 from lockstep.core.batches import describe
 from lockstep.errors import ModelError
 
@@ -80,4 +81,8 @@ def objective(function: Callable[[Any, Any], Any]) -> Objective:
     >>> loss(lambda x: 2 * x, {"x": 3, "y": 5})
     1
     """
+    if not callable(function):
+        raise ModelError(
+            f"An objective is a function of (model, batch). Got {show(function)}. Write @lockstep.objective above one."
+        )
     return Objective(function)

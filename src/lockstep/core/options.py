@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from lockstep.core.arguments import check_flag, is_number, show
 from lockstep.errors import PlanError
 
 PRECISIONS = (None, "bf16", "fp16")
@@ -21,7 +22,8 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing."""
-        if self.precision not in PRECISIONS:
-            raise PlanError(f"precision is None, 'bf16' or 'fp16'. Got {self.precision!r}. Use one of these.")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise PlanError(f"clip_norm is a number above 0. Got {self.clip_norm!r}. Leave it out to clip nothing.")
+        if not isinstance(self.precision, str | None) or self.precision not in PRECISIONS:
+            raise PlanError(f"precision is None, 'bf16' or 'fp16'. Got {show(self.precision)}. Use one of these.")
+        if self.clip_norm is not None and not (is_number(self.clip_norm) and self.clip_norm > 0):
+            raise PlanError(f"clip_norm is a number above 0. Got {show(self.clip_norm)}. Leave it out to clip nothing.")
+        object.__setattr__(self, "exact", check_flag("exact", self.exact, PlanError))

@@ -8,6 +8,7 @@ from other data or by other code, is built anew.
 """
 
 import contextlib
+import errno
 import os
 import tempfile
 import threading
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from lockstep.core import batches, lock
 from lockstep.data.table import Head, Table, form_of, read_head, write_head
-from lockstep.errors import PlatformError
+from lockstep.errors import BatchError, PlatformError
 from lockstep.exchange.region import Region
 
 Indices = NDArray[np.int64]
@@ -69,7 +70,15 @@ class Cache:
         if self.path is None:
             region = self._region = self._region or _memory()
         else:
-            region = self._region = self._opened(self.path, examples)
+            try:
+                if self.path.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+                region = self._region = self._opened(self.path, examples)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+                raise BatchError(
+                    f"A cache is a file in a folder that can be written to. Got {self.path}: {error.strerror}. "
+                    "Use another path, or .cache() to keep the examples in memory."
+                ) from error
         self._identity = examples.identity
         found = Table.find(region, examples.num, examples.identity)
         self._table = found[0] if found else None

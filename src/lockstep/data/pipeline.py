@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core import batches
+from lockstep.core.arguments import check_flag, check_path, show
 from lockstep.data.bases import Arrays, Base, Indexed, Stream
 from lockstep.data.cache import Cache
 from lockstep.data.chain import Batch, Chain, Prefetch, Step
 from lockstep.data.order import Repeat, Shuffle, Take
 from lockstep.data.segment import Map
 from lockstep.errors import BatchError
+
+MAX_AHEAD = 1000  # batches, all of which are begun at once and held
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,7 +57,9 @@ class Pipeline:
         several examples at once and must treat each by itself. `workers` is the number
         of reader processes of the host.
         """
-        if random and self.batched:
+        if not callable(f):
+            raise BatchError(f".map takes a function. Got {show(f)}. Use for example .map(lambda x, y: (2 * x, y)).")
+        if check_flag("random", random, BatchError) and self.batched:
             raise BatchError(
                 "What is drawn for an example follows from its index, so it is drawn one by one. "
                 "Got .map(f, random=True) after .batch. Write it before .batch."
@@ -65,17 +70,17 @@ class Pipeline:
         """Batches of `n` examples, across all devices; the last one may be short."""
         if self.batched:
             raise BatchError(f"A pipeline is batched once. Got .batch({n}) after .batch. Leave one out.")
-        return self._with(Batch(_whole("batch", n, 1), drop_last))
+        return self._with(Batch(_whole("batch", n, 1), check_flag("drop_last", drop_last, BatchError)))
 
     def cache(self, path: str | os.PathLike[str] | None = None) -> "Pipeline":
         """Keeps each example as epoch 0 has it, in memory or in a file, where a later run finds it."""
         if isinstance(self.base, Stream):
             raise BatchError("A cache has a row for every example. A stream has no length. Use lockstep.data.indexed.")
-        return self._with(Cache(path))
+        return self._with(Cache(None if path is None else check_path("path", path, BatchError, "examples.cache")))
 
     def prefetch(self, n: int) -> "Pipeline":
         """Prepares the next `n` batches while the devices compute."""
-        return self._with(Prefetch(_whole("prefetch", n, 1)))
+        return self._with(Prefetch(_whole("prefetch", n, 1, MAX_AHEAD)))
 
     def repeat(self) -> "Pipeline":
         """Epoch after epoch without end."""
@@ -165,11 +170,19 @@ def stream(iterable: Iterable[Any]) -> Pipeline:
     >>> list(stream(range(5)).map(lambda number: number + 1).batch(2))
     [array([1, 2]), array([3, 4]), array([5])]
     """
+    if not isinstance(iterable, Iterable) or getattr(iterable, "shape", None) == ():
+        raise BatchError(f"A stream is iterable. Got {show(iterable)}. Give a generator, or an object with __iter__.")
     return Pipeline(Stream(iterable))
 
 
-def _whole(name: str, value: Any, least: int | None) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
-        rule = "a whole number" if least is None else f"a whole number from {least} on"
-        raise BatchError(f"{name} takes {rule}. Got {value!r}.")
-    return value
+def _whole(name: str, value: Any, least: int | None, most: int | None = None) -> int:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or (least is not None and value < least) or (most is not None and value > most):
+        rule = (
+            "a whole number"
+            if least is None
+            else f"a whole number from {least} {'on' if most is None else f'to {most}'}"
+        )
+        raise BatchError(f"{name} takes {rule}. Got {show(value)}. Use for example {name}={max(least or 0, 1)}.")
+    number: int = value
+    return number

@@ -11,6 +11,7 @@ from itertools import count, islice
 from typing import Any, Protocol
 
 from lockstep.core import batches
+from lockstep.core.arguments import check_flag
 from lockstep.core.permutation import order
 from lockstep.data import loaders
 from lockstep.data.bases import Stream
@@ -144,15 +145,16 @@ class StreamSource:
 
 def of(data: Any, batch_size: int, shuffle: bool, seed: int) -> Source:
     """The source for a pipeline, arrays, nests of arrays, a data set of examples, or an iterable of batches."""
+    shuffle = check_flag("shuffle", shuffle, BatchError)
     if isinstance(data, Pipeline):
         pipeline = data if data.batched else data.batch(batch_size)
         return StreamSource(pipeline) if isinstance(data.base, Stream) else PipelineSource(pipeline)
     if isinstance(data, dict | tuple) or batches.is_array(data):
         return ArraySource(data, batch_size, shuffle, seed)
-    if _is_data_set(data):
+    if _is_data_set(data) and getattr(data, "shape", None) != ():  # an array without axes holds no examples
         examples = indexed(data)
         return PipelineSource((examples.shuffle(seed) if shuffle else examples).batch(batch_size))
-    own = loaders.of(data, seed)
+    own = None if getattr(data, "shape", None) == () else loaders.of(data, seed)
     if own is not None:
         return own
     raise BatchError(

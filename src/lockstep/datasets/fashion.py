@@ -7,6 +7,7 @@ A file with another checksum is as good as no file.
 import gzip
 import hashlib
 import http.client
+import io
 import tempfile
 import urllib.request
 import zlib
@@ -32,6 +33,7 @@ SHA256 = {
     "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
 TIMEOUT_SECONDS = 30
+MAX_BYTES = 2**26  # the largest unpacks to 47 MB
 
 Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
@@ -80,7 +82,12 @@ def _find(name: str) -> bytes:
 
 def _unpack(name: str, packed: bytes) -> bytes:
     """Gives the unpacked content, whose checksum is the published one."""
-    content = gzip.decompress(packed)
+    if len(packed) > MAX_BYTES:
+        raise DatasetError(f"A file has at most {MAX_BYTES} bytes. Got more.")
+    with gzip.open(io.BytesIO(packed)) as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:  # before its checksum is known, it must not fill the memory
+        raise DatasetError(f"A file unpacks to at most {MAX_BYTES} bytes. Got more.")
     if (sha256 := hashlib.sha256(content).hexdigest()) != SHA256[name]:
         raise DatasetError(f"The content's sha256 must be {SHA256[name]}. Got {sha256}.")
     return content
@@ -90,7 +97,7 @@ def _download(name: str, url: str, target: Path) -> bytes:
     """Gives the content at `url` and keeps it, packed, as `target`, which is either whole or not there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
-        packed: bytes = response.read()
+        packed: bytes = response.read(MAX_BYTES + 1)
     content = _unpack(name, packed)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         part = Path(folder, target.name)

@@ -1,19 +1,32 @@
 """The barrier: every process waits until all have arrived, and hears who failed.
 
 Each process writes the number of the barrier it has reached into shared memory
-and rings every other process's eventfd. The controlling process also watches its
+and rings every other process's eventfd. It reads the others' partial sums without
+a fence: x86 shows a process's writes to the others in the order in which they were
+made, other processors may not, so they are refused. The controlling process also watches its
 workers' pidfds in the same poll, so a death is noticed at once; it alone decides
 what follows. A worker dies with its parent and need not watch it.
 """
 
 import os
+import platform
 import select
 from collections.abc import Sequence
 
-from lockstep.errors import PeerFailed
+from lockstep.errors import PeerFailed, PlatformError
 from lockstep.exchange.region import Region
 
 _LINE = 64  # one cache line a process: [barrier reached, barrier failed at]
+
+
+def require_ordered_writes() -> None:
+    """Raises `PlatformError` on processors that may show a process's writes to the others in another order."""
+    machine = platform.machine()
+    if machine.lower() not in ("x86_64", "amd64"):
+        raise PlatformError(
+            "Several replicas with a process each on one host rely on the memory order of x86-64. This processor is "
+            f"{machine or 'unknown'}. Use devices=1, or start the script with torchrun."
+        )
 
 
 class Barrier:

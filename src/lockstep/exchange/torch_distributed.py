@@ -6,6 +6,8 @@ order. Gloo carries CPU memory, NCCL GPU memory.
 """
 
 import atexit
+import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,9 +20,12 @@ from lockstep.backends.base import Backend, Node, Work
 from lockstep.core import plan, tree
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Sums
-from lockstep.errors import PeerFailed, WorkerError
+from lockstep.errors import LaunchError, PeerFailed, WorkerError
 from lockstep.exchange import slices
 from lockstep.exchange.memory import MemoryExchange
+
+_LOOPBACK = "127.0.0.1"
+_PATIENCE = timedelta(minutes=30)
 
 
 class Wire:
@@ -34,14 +39,26 @@ class Wire:
         atexit.register(_leave)
         self.index = dist.get_rank()
         self.count = dist.get_world_size()
-        self.control = dist.new_group(backend="gloo", timeout=timedelta(minutes=30))
+        self.control = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self.data = dist.new_group(backend="nccl") if accelerated else self.control
 
     @classmethod
     def join(cls, address: str, index: int, count: int, accelerated: bool) -> "Wire":
         """Joins the processes that meet at `address`, until the end of the script."""
-        kinds = "cpu:gloo,cuda:nccl" if accelerated else "gloo"
-        dist.init_process_group(kinds, init_method=f"tcp://{address}", rank=index, world_size=count)
+        dist.init_process_group(_transports(accelerated), init_method=f"tcp://{address}", rank=index, world_size=count)
+        return cls(accelerated)
+
+    @classmethod
+    def join_on_loopback(cls, port: int, index: int, count: int, accelerated: bool) -> "Wire":
+        """Joins processes that are all on this host; the first listens on the loopback interface alone.
+
+        torch's own store listens on every interface, so the socket is made here and handed to it.
+        """
+        descriptor = _listen(port) if index == 0 else None
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            _LOOPBACK, port, count, index == 0, timeout=_PATIENCE, master_listen_fd=descriptor, use_libuv=True
+        )
+        dist.init_process_group(_transports(accelerated), store=store, rank=index, world_size=count)
         return cls(accelerated)
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
@@ -65,6 +82,22 @@ class Wire:
         with _answered():
             dist.broadcast_object_list(values, src=0, group=self.control)
         return values[0]
+
+
+def _transports(accelerated: bool) -> str:
+    return "cpu:gloo,cuda:nccl" if accelerated else "gloo"
+
+
+def _listen(port: int) -> int:
+    """The descriptor of a socket that listens on the loopback interface; torch's store closes it."""
+    try:
+        return socket.create_server((_LOOPBACK, port)).detach()
+    except OSError as error:
+        raise LaunchError(
+            f"The first of the launched processes listens on port {port} of this host. Got "
+            f"{os.strerror(error.errno or 0)!r} there. End the process that has the port, or launch all with another "
+            "MASTER_PORT (under TF_CONFIG: other ports in its cluster)."
+        ) from error
 
 
 def initialized() -> bool:

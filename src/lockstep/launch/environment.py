@@ -50,6 +50,11 @@ class Launched:
         if not 0 < self.port < 65536:
             raise LaunchError(f"A port lies between 1 and 65535. Got MASTER_PORT={self.port}. Choose a free one.")
 
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether the launcher started all processes on this host."""
+        return self.local_count == self.count
+
 
 def cache_home() -> Path:
     """Gives the folder under which programs keep what they can fetch again."""
@@ -73,6 +78,11 @@ def signs() -> str:
 def local_index(otherwise: int) -> int:
     """Gives this process's index on its host as a launcher has set it."""
     return _read(_whole_number, "LOCAL_RANK") if "LOCAL_RANK" in os.environ else otherwise
+
+
+def has_launcher_store() -> bool:
+    """Whether the launcher itself runs the store at which the processes meet, as torchrun does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def provide(name: str, value: str) -> str:

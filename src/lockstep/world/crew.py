@@ -29,7 +29,7 @@ from lockstep.core.step import TURN, Member, filled
 from lockstep.data.readers import Readers
 from lockstep.errors import PeerFailed, WorkerError
 from lockstep.exchange import parcel
-from lockstep.exchange.barrier import Barrier
+from lockstep.exchange.barrier import Barrier, require_ordered_writes
 from lockstep.exchange.memory import MemoryExchange
 from lockstep.exchange.region import Region
 from lockstep.exchange.shared import SharedExchange
@@ -47,6 +47,7 @@ class Crew:
 
     def __init__(self, backend: Backend, home: str, groups: Sequence[Sequence[str]]) -> None:
         require_linux()
+        require_ordered_writes()
         assert isinstance(backend, Portable)
         recipe = _Dump(backend.dump())
         backend.touched()

@@ -52,14 +52,25 @@ def wire(accelerated: bool) -> "Wire":
     if _grouped():
         return Wire(accelerated)
     if (met := meeting.found()) is not None:
-        if met.on_one_host:
-            environment.provide("GLOO_SOCKET_IFNAME", "lo")
-        return Wire.join(met.address(), met.index, met.count, accelerated)
+        address, on_one_host = met.agree_on_address()
+        return _join(address, met.index, met.count, accelerated, on_one_host, loopback=on_one_host)
     place = environment.launched()
     assert place is not None
-    if place.local_count == place.count:
-        environment.provide("GLOO_SOCKET_IFNAME", "lo")  # one host: nothing listens beyond it
-    return Wire.join(f"{place.address}:{place.port}", place.index, place.count, accelerated)
+    loopback = place.is_on_one_host and not environment.has_launcher_store()  # torchrun listens itself, where it likes
+    address = f"{place.address}:{place.port}"
+    return _join(address, place.index, place.count, accelerated, place.is_on_one_host, loopback)
+
+
+def _join(address: str, index: int, count: int, accelerated: bool, on_one_host: bool, loopback: bool) -> "Wire":
+    """Joins the group; where all processes are on one host, none of its sockets listens beyond the loopback."""
+    from lockstep.exchange.torch_distributed import Wire
+
+    if on_one_host:
+        for library in ("GLOO", "NCCL"):
+            environment.provide(f"{library}_SOCKET_IFNAME", "lo")
+    if loopback:
+        return Wire.join_on_loopback(int(address.rpartition(":")[2]), index, count, accelerated)
+    return Wire.join(address, index, count, accelerated)
 
 
 def _grouped() -> bool:

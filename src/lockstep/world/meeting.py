@@ -5,12 +5,17 @@ writes down where, and the others read it. JAX is looked for among the modules t
 the script has imported, and never imported here.
 """
 
+import os
+import platform
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _PLACE = "lockstep/meeting"
+_HOST = "lockstep/host"
 _PATIENCE = 300_000  # milliseconds
 
 
@@ -23,20 +28,29 @@ class Meeting:
     store: Any
     coordinator: str
 
-    def address(self) -> str:
-        """Where the first process listens: the same answer in every process."""
-        host = self.coordinator.rpartition(":")[0]
+    def agree_on_address(self) -> tuple[str, bool]:
+        """Where the first process listens, and whether all are on one host: the same answer in every process."""
+        self.store.key_value_set(f"{_HOST}/{self.index}", describe_host(), allow_overwrite=True)
         if self.index == 0:
+            hosts = {self.store.blocking_key_value_get(f"{_HOST}/{index}", _PATIENCE) for index in range(self.count)}
+            host = "127.0.0.1" if len(hosts) == 1 else self.coordinator.rpartition(":")[0]
             with socket.socket() as free:
-                free.bind(("", 0))
-                self.store.key_value_set(_PLACE, f"{host}:{free.getsockname()[1]}", allow_overwrite=True)
-        place: str = self.store.blocking_key_value_get(_PLACE, _PATIENCE)
-        return place
+                free.bind(("127.0.0.1" if len(hosts) == 1 else "", 0))
+                place = f"{len(hosts)} {host}:{free.getsockname()[1]}"
+            self.store.key_value_set(_PLACE, place, allow_overwrite=True)
+        num_hosts, address = self.store.blocking_key_value_get(_PLACE, _PATIENCE).split()
+        return address, num_hosts == "1"
 
-    @property
-    def on_one_host(self) -> bool:
-        """Whether nothing needs to listen beyond this host."""
-        return self.coordinator.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]")
+
+def describe_host() -> str:
+    """A string that is equal in two processes if they can reach each other over the loopback interface.
+
+    Linux tells its running kernel and the process's network, of which a host of containers has several.
+    """
+    words = [platform.node()]
+    with suppress(OSError):
+        words += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/net")]
+    return " ".join(words)
 
 
 def found() -> Meeting | None:

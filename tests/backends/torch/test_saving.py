@@ -1,5 +1,7 @@
 """Torch in a checkpoint: its own names, tied weights once, every optimizer's slots, and a run taken up in mid-epoch."""
 
+from dataclasses import replace
+
 import pytest
 import safetensors.torch
 import torch
@@ -214,6 +216,59 @@ def test_a_value_in_the_place_of_something_else(tmp_path):
     with pytest.raises(StateError, match=r"^The checkpoint .*\. At '' it has rate=0\.1, the model a type\."):
         two.restore(tmp_path / "saved")
     assert two.digest() == before
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"numbers": [{"params": [1]}]}, "In group 0 it has 'params', which the optimizer has not"),
+        ({"numbers": [{"betas": 0.5}]}, r"In group 0 it has betas=0.5, the optimizer betas=\(0.9, 0.999\)"),
+        ({"numbers": [{"betas": (0.9,)}]}, r"In group 0 it has betas=\(0.9,\), the optimizer betas=\(0.9, 0.999\)"),
+        ({"numbers": [{"betas": (0.9, "x")}]}, r"In group 0 it has betas=\(0.9, 'x'\), the optimizer"),
+        ({"numbers": [{"foreach": [1]}]}, r"In group 0 it has foreach=\[1\], the optimizer foreach=None"),
+        ({"numbers": [{"amsgrad": 3}]}, "In group 0 it has amsgrad=3, the optimizer amsgrad=False"),
+        ({"numbers": [{"new": {}}]}, "In group 0 it has 'new', which the optimizer has not"),
+        ({"attributes": {}}, "It has modules=None, the model|It has trained=None, the model"),
+        ({"attributes": {"trained": {}, "modules": 3, "optimizer": {}}}, "It has modules=3, the model"),
+        ({"attributes": {"trained": {}, "modules": {"": {"forward": 3}}, "optimizer": {}}}, "It has 'forward', which"),
+        (
+            {"attributes": {"trained": {"0.weight": 3}, "modules": {}, "optimizer": {}}},
+            "It has trained.0.weight=3, the",
+        ),
+        ({"attributes": {"trained": {}, "modules": {"1": {"p": "x"}}, "optimizer": {}}}, "It has modules.1.p='x', the"),
+        ({"attributes": {"trained": {}, "modules": {}, "optimizer": {"step": 3}}}, "It has 'step', which is a method"),
+    ],
+)
+def test_forged_hyperparameters_are_refused_before_anything_is_loaded(facts, message):
+    def made():
+        net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+        return lockstep.wrap(net, torch.optim.Adam(net.parameters()), nn.CrossEntropyLoss(), shards=2)
+
+    one, two = made(), made()
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    one.step(batch)
+    saved = one._snapshot()
+    before = two.digest()
+    with pytest.raises(StateError, match=message):
+        two._restore(replace(saved, facts={**saved.facts, **facts}))
+    assert two.digest() == before
+    two._restore(saved)
+    two.step(batch)
+
+
+def test_what_a_scheduler_adds_to_a_group_is_taken_up():
+    def made():
+        net = nn.Linear(4, 3)
+        return lockstep.wrap(
+            net, torch.optim.SGD(net.parameters(), lr=0.1, foreach=True), nn.CrossEntropyLoss(), shards=2
+        )
+
+    one, two = made(), made()
+    torch.optim.lr_scheduler.OneCycleLR(one._recipe.optimizer, max_lr=1.0, total_steps=9)
+    two._recipe.optimizer.param_groups[0]["foreach"] = None
+    two._restore(one._snapshot())
+    assert two._recipe.optimizer.param_groups[0]["max_lr"] == 1.0
+    assert two._recipe.optimizer.param_groups[0]["foreach"]
 
 
 def test_a_module_that_is_no_longer_there(tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work, arrays
 from lockstep.backends.numpy import metrics
-from lockstep.backends.numpy.network import SGD, CrossEntropy, Dense, Floats, SquaredError
+from lockstep.backends.numpy.network import SGD, CrossEntropy, Dense, Floats, SquaredError, read_array
 from lockstep.core import seeds, tree
 from lockstep.core.batches import count
 from lockstep.core.layout import Layout
@@ -181,7 +181,7 @@ class NumpyBackend:
         """The outputs of each shard, without dropout."""
         for replica, pieces in work.pieces.items():
             for shard, piece in pieces.items():
-                yield shard, self._model(replica)(np.array(piece))
+                yield shard, self._model(replica)(read_array(piece))
 
     def native(self, outputs: Any) -> Any:
         """numpy's own arrays are numpy's."""
@@ -284,10 +284,10 @@ def _parts(piece: Any) -> tuple[Floats, Floats, Floats | None]:
     """Fresh copies of inputs, targets and weights."""
     inputs, targets, given = split_batch(piece, 'weights.astype("float32")')
     count(piece)
-    inputs, targets = np.array(inputs), np.array(targets)
+    inputs, targets = read_array(inputs), read_array(targets)
     if given is None:
         return inputs, targets, None
-    weights = np.array(given)
+    weights = read_array(given)
     if not weights.ndim or weights.size != len(inputs):
         raise BatchError(
             f"There is one weight per example. Got weights of shape {weights.shape} for a shard of {len(inputs)}. "

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.core.batches import describe
 from lockstep.errors import BatchError, ModelError
 
 Floats = NDArray[Any]
@@ -100,8 +101,14 @@ class CrossEntropy:
                 f"Class weights are one for each class. Got {len(self.weights)} for {outputs.shape[1]} classes. "
                 "Give one for each of the model's outputs."
             )
-        if targets.max() >= outputs.shape[1]:
-            raise BatchError(f"Labels run from 0 to {outputs.shape[1] - 1}. Got {targets.max()}. Mend the labels.")
+        if not np.issubdtype(targets.dtype, np.integer) or targets.shape != outputs.shape[:1]:
+            raise BatchError(
+                f"Labels are integers, one for each row of the outputs. Got {targets.dtype} of shape {targets.shape} "
+                f"for outputs of shape {outputs.shape}. Use targets.astype(int), one for each example."
+            )
+        wrong = targets[((targets < 0) | (targets >= outputs.shape[1])) & (targets != self.ignore_index)]
+        if len(wrong):
+            raise BatchError(f"Labels run from 0 to {outputs.shape[1] - 1}. Got {wrong.max()}. Mend the labels.")
         shifted = outputs - outputs.max(1, keepdims=True)
         logs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
         rows, counted = np.arange(len(targets)), targets != self.ignore_index
@@ -122,3 +129,14 @@ class SquaredError:
         """Per example: the loss, what it weighs, and the slope of the loss."""
         errors = outputs - targets
         return (errors**2).mean(1), np.ones(len(errors)), 2 * errors / errors.shape[1]
+
+
+def read_array(value: Any) -> Floats:
+    """A fresh copy as one array."""
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise BatchError(f"numpy's model takes one array of inputs. Got {describe(value)}: {error}.") from None
+    if array.dtype == object or array.dtype.kind in "USc":
+        raise BatchError(f"numpy's model takes arrays of real numbers. Got {array.dtype}. Use .astype(float).")
+    return array

@@ -1,6 +1,7 @@
 """PyTorch: one process per device, each with one replica."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,8 +33,8 @@ def variables(devices: Sequence[str]) -> dict[str, str]:
 
 
 def adopt(recipe: Recipe) -> Recipe:
-    """The script's own model is what it calls."""
-    return recipe
+    """The script's own model is what it calls. Schedulers and scripts add to the groups of torch's optimizers."""
+    return replace(recipe, habits=replace(recipe.habits, open_groups=True))
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:

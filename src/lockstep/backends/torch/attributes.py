@@ -109,6 +109,7 @@ class Attributes:
                         f"The checkpoint does not fit this model. At {path!r} it has {name}={value!r}, the model a "
                         f"{type(there).__name__}. Use the model it was saved with."
                     )
+            check_new(plain, self._modules[path])
         # A model put into evaluation mode to be used is not turned back by the checkpoint of an ordinary training.
         stays = _modes(self.saved()) == {False} and _modes(saved) == {True}
         for path, plain in saved.items():
@@ -116,6 +117,16 @@ class Attributes:
             for name, value in plain.items():
                 if is_plain(own.get(name)) and not (stays and name == "training"):
                     own[name] = value
+
+
+def check_new(saved: Mapping[str, Any], holder: Any) -> None:
+    """Refuses values that would hide what the class of a module or of an optimizer has under the same name."""
+    for name in saved:
+        if name not in vars(holder) and hasattr(type(holder), name):
+            raise StateError(
+                f"The checkpoint does not fit {type(holder).__name__}. It has {name!r}, which is a method or a value "
+                "of the class. Use another checkpoint."
+            )
 
 
 def is_plain(value: Any) -> bool:

@@ -21,7 +21,7 @@ def named(loss: Any) -> Mapping[str, Callable[[Any, Any], Pair]]:
     ignored = losses.ignored(loss)
     function = getattr(loss, "func", loss)
     odds = isinstance(loss, nn.BCELoss) or function is nn.functional.binary_cross_entropy
-    flags = odds or isinstance(loss, _OF_FLAGS) or function in _FUNCTIONS_OF_FLAGS
+    flags = odds or isinstance(loss, _OF_FLAGS) or any(function is each for each in _FUNCTIONS_OF_FLAGS)
     threshold = 0.5 if odds else 0.0
 
     def accuracy(outputs: Tensor, targets: Tensor) -> Pair:

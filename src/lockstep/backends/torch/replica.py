@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.backends.base import Array, State
 from lockstep.backends.torch import arrays, buffers, hooks, settings
-from lockstep.backends.torch.attributes import Attributes, is_plain
+from lockstep.backends.torch.attributes import Attributes, check_new, is_plain
 from lockstep.backends.torch.pickling import own_attributes
 from lockstep.backends.torch.refusals import check_model, check_optimizer
 from lockstep.errors import ModelError, OptimizerError, StateError
@@ -193,6 +193,7 @@ class Replica:
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Takes them over; a parameter of which nothing was saved stays as it is."""
+        check_new(attributes["optimizer"], self.optimizer)
         self._attributes.restore(attributes["modules"])
         for name, trained in attributes["trained"].items():
             if name in self.parameters:

@@ -1,0 +1,68 @@
+"""Arguments: what a public function may be given, checked before anything is done with it.
+
+Each check names the argument and the value, and raises the caller's kind of error.
+"""
+
+import math
+import os
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from lockstep.errors import LockstepError
+
+
+def check_path(name: str, value: Any, error: type[LockstepError], example: str) -> str:
+    """Returns the path as a string.
+
+    >>> from lockstep.errors import SaveError
+    >>> check_path("path", "ckpt/", SaveError, "ckpt/")
+    'ckpt/'
+    >>> check_path("path", 3, SaveError, "ckpt/")
+    Traceback (most recent call last):
+    lockstep.errors.SaveError: path must be a path. Got 3. Use for example 'ckpt/'.
+    """
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise error(f"{name} must be a path. Got {show(value)}. Use for example {example!r}.")
+    return path
+
+
+def check_number(name: str, value: Any, error: type[LockstepError], example: float) -> float:
+    """Returns the finite number, Python's or numpy's, as it is.
+
+    >>> from lockstep.errors import CallbackError
+    >>> check_number("decay", 0.9, CallbackError, 0.999)
+    0.9
+    >>> check_number("decay", "x", CallbackError, 0.999)
+    Traceback (most recent call last):
+    lockstep.errors.CallbackError: decay must be a finite number. Got 'x'. Use for example decay=0.999.
+    """
+    if not is_number(value) or not math.isfinite(value):
+        raise error(f"{name} must be a finite number. Got {show(value)}. Use for example {name}={example}.")
+    number: float = value
+    return number
+
+
+def check_flag(name: str, value: Any, error: type[LockstepError]) -> bool:
+    """Returns True or False, for 1 and 0 too.
+
+    >>> from lockstep.errors import CallbackError
+    >>> check_flag("append", 1, CallbackError)
+    True
+    """
+    if not isinstance(value, bool | np.bool_ | int) or value not in (0, 1):
+        raise error(f"{name} must be True or False. Got {show(value)}. Use for example {name}=True.")
+    return bool(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a real number, Python's or numpy's, and no bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def show(value: Any) -> str:
+    """The value for an error message, however long it is."""
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__} of shape {tuple(shape)}" if shape else f"{value!r:.100}"

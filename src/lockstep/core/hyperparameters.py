@@ -1,0 +1,85 @@
+"""Hyperparameters: whether those of a checkpoint fit an optimizer, by name and by kind.
+
+A checkpoint's checksum protects against damage, not against whoever wrote the file.
+A string in the place of a learning rate would be found out by the next step, when
+the state has been replaced already. So all of them are checked before any is set.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Number
+from typing import Any
+
+from lockstep.core.arguments import is_number, show
+from lockstep.errors import OptimizerError, StateError
+
+PARAMETERS = "params"  # what a group holds beside its hyperparameters
+
+
+def check_groups(saved: Sequence[Any], own: Sequence[Mapping[str, Any]], may_add: bool) -> None:
+    """Raises `StateError` if a saved group has a name or a value that the optimizer's group cannot have.
+
+    With `may_add` a group may have names that the optimizer's own lacks, as PyTorch's schedulers write them.
+
+    >>> check_groups([{"lr": 0.1, "betas": (0.9, 0.99)}], [{"lr": 1, "betas": (0.8, 0.9)}], may_add=False)
+    >>> check_groups([{"lr": "0.1"}], [{"lr": 1.0}], may_add=False)
+    Traceback (most recent call last):
+    lockstep.errors.StateError: The checkpoint does not fit this optimizer. In group 0 it has lr='0.1', the optimizer \
+lr=1.0. Use another checkpoint, or an optimizer with the values it was saved with.
+    """
+    for index, (group, there) in enumerate(zip(saved, own, strict=True)):
+        if not isinstance(group, Mapping) or not all(isinstance(name, str) for name in group):
+            raise StateError(
+                f"The checkpoint does not fit this optimizer. Group {index} has no hyperparameters by name: "
+                f"{group!r:.100}. Use another checkpoint."
+            )
+        for name, value in group.items():
+            if name == PARAMETERS or (name not in there and not (may_add and _is_scalar(value))):
+                raise StateError(
+                    f"The checkpoint does not fit this optimizer. In group {index} it has {name!r:.100}, which the "
+                    "optimizer has not. Use another checkpoint, or the optimizer it was saved with."
+                )
+            if name in there and not _fits(name, value, there[name]):
+                raise StateError(
+                    f"The checkpoint does not fit this optimizer. In group {index} it has {name}={value!r:.100}, the "
+                    f"optimizer {name}={there[name]!r:.100}. Use another checkpoint, or an optimizer with the values "
+                    "it was saved with."
+                )
+
+
+def check_rates(rates: Any, count: int) -> None:
+    """Raises `OptimizerError` if these are not `count` learning rates."""
+    if not isinstance(rates, Sequence) or not all(is_number(rate) and math.isfinite(rate) for rate in rates):
+        raise OptimizerError(
+            f"learning_rates is a tuple of finite numbers, one for each group of parameters. Got {show(rates)}. "
+            f"Use trainer.learning_rates = {(0.1,) * count}."
+        )
+    if len(rates) != count:
+        raise OptimizerError(
+            f"Every group of parameters has one learning rate. Got {len(rates)} rates for {count} groups. Give {count}."
+        )
+
+
+def is_same_kind(value: Any, own: Any) -> bool:
+    """Whether one plain value can stand in the place of another; what is None may be any scalar.
+
+    >>> is_same_kind(1, 0.5), is_same_kind(None, True), is_same_kind("x", 0.5), is_same_kind((1, "x"), (1, 2))
+    (True, True, False, False)
+    """
+    if value is None or own is None:
+        return _is_scalar(own if value is None else value)
+    if isinstance(own, list | tuple):
+        return isinstance(value, list | tuple) and len(value) == len(own) and all(map(is_same_kind, value, own))
+    if is_number(own):
+        return is_number(value)
+    return isinstance(value, type(own))
+
+
+def _fits(name: str, value: Any, own: Any) -> bool:
+    if name == "lr":
+        return is_number(value) and math.isfinite(value)
+    return is_same_kind(value, own) and not (value is None and is_number(own))  # a number that is computed with
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, Number | str)

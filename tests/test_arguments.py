@@ -1,0 +1,122 @@
+"""Arguments of the public functions: what is wrong with a call, in words, before anything is done."""
+
+import re
+
+import numpy as np
+import pytest
+
+import lockstep
+from lockstep.backends.base import Array
+from lockstep.backends.numpy import SGD, Dense
+from lockstep.errors import (
+    BatchError,
+    CallbackError,
+    CheckpointError,
+    DeviceError,
+    ModelError,
+    OptimizerError,
+    PlanError,
+    SaveError,
+    StateError,
+)
+
+X, Y = np.zeros((8, 4)), np.arange(8) % 3
+DATA = lockstep.data.arrays(X, Y)
+
+
+def wrapped(**options):
+    return lockstep.wrap(Dense([4, 3], seed=1), SGD(0.1), "cross_entropy", **{"shards": 2, **options})
+
+
+def assigned(rates):
+    wrapped().learning_rates = rates
+
+
+def listed(pipeline):
+    return list(pipeline.batch(4))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: wrapped(clip_norm="x"), PlanError, "clip_norm is a number above 0. Got 'x'."),
+        (lambda: wrapped(clip_norm=True), PlanError, "clip_norm is a number above 0. Got True."),
+        (lambda: wrapped(clip_norm=X), PlanError, "clip_norm is a number above 0. Got a ndarray of shape (8, 4)."),
+        (lambda: wrapped(precision=X), PlanError, "precision is None, 'bf16' or 'fp16'. Got a ndarray of shape (8,"),
+        (lambda: wrapped(exact="no"), PlanError, "exact must be True or False. Got 'no'. Use for example exact=True."),
+        (lambda: wrapped(metrics=True), ModelError, "metrics is a list or a dict of metrics. Got True."),
+        (lambda: wrapped(devices=10**6), DeviceError, "A host carries at most 1024 CPU replicas. Got devices=1000000."),
+        (lambda: lockstep.Metric(len, name=3), ModelError, "A Metric's name is a string. Got name=3."),
+        (lambda: lockstep.objective(3), ModelError, "An objective is a function of (model, batch). Got 3."),
+        (lambda: assigned(0.1), OptimizerError, "learning_rates is a tuple of finite numbers, one for each group"),
+        (lambda: assigned("a"), OptimizerError, "Got 'a'. Use trainer.learning_rates = (0.1,)."),
+        (lambda: assigned((None,)), OptimizerError, "Got (None,). Use trainer.learning_rates = (0.1,)."),
+        (lambda: assigned((float("nan"),)), OptimizerError, "Got (nan,). Use trainer.learning_rates = (0.1,)."),
+        (lambda: assigned((0.1, 0.2)), OptimizerError, "Got 2 rates for 1 groups. Give 1."),
+        (lambda: wrapped().load_state([1]), StateError, "A state is a dict of arrays as trainer.state() gives them."),
+        (lambda: wrapped().load_state({"w": X}), StateError, "A state is a dict of arrays as trainer.state() gives"),
+        (lambda: wrapped().load_state({"w": Array([1], "x")}), StateError, "A state is a dict of arrays as"),
+        (lambda: wrapped().copies([1]), StateError, "The state has its arrays by name. Got [1]."),
+        (lambda: wrapped().save(3), SaveError, "path must be a path. Got 3. Use for example 'ckpt/'."),
+        (lambda: wrapped().save("\0"), SaveError, r"path must be a path. Got '\x00'."),
+        (lambda: wrapped().restore(b"x"), CheckpointError, "path must be a path. Got b'x'."),
+        (lambda: lockstep.load_arrays(None), CheckpointError, "path must be a path. Got None."),
+        (lambda: wrapped().verify((X, Y), devices=2), PlanError, "verify takes numbers of devices, each 1 or more."),
+        (lambda: wrapped().verify((X, Y), devices=(1, 0)), PlanError, "each 1 or more. Got (1, 0). Use devices="),
+        (lambda: wrapped().verify((X, Y), steps=0), PlanError, "verify makes 1 step or more. Got steps=0. Use"),
+        (lambda: wrapped().verify((X, Y), steps="x"), PlanError, "verify makes 1 step or more. Got steps='x'."),
+        (lambda: wrapped().fit((X, Y), shuffle="no"), BatchError, "shuffle must be True or False. Got 'no'."),
+        (lambda: wrapped().fit((X, Y), verbose=X), CallbackError, "verbose is 0, 1, 2 or 'auto'."),
+        (lambda: wrapped().evaluate(np.array(3)), BatchError, "Got ndarray(). Give fit((x, y), ...)."),
+        (lambda: wrapped().step((X, Y - 5)), BatchError, "Labels run from 0 to 2. Got -3. Mend the labels."),
+        (lambda: wrapped().step((X, Y + 0.5)), BatchError, "Labels are integers, one for each row of the outputs. Got"),
+        (lambda: wrapped()((X, X[:, :2])), BatchError, "numpy's model takes one array of inputs. Got (ndarray(4, 4), "),
+        (lambda: wrapped()(np.array(["x"] * 8)), BatchError, "numpy's model takes arrays of real numbers. Got <U1."),
+        (lambda: lockstep.EMA("x"), CallbackError, "decay must be a finite number. Got 'x'. Use for example"),
+        (lambda: lockstep.ReduceLROnPlateau(factor=None), CallbackError, "factor must be a finite number. Got None."),
+        (lambda: lockstep.ReduceLROnPlateau(min_lr="x"), CallbackError, "min_lr must be a finite number. Got 'x'."),
+        (lambda: lockstep.EarlyStopping(3), ModelError, "A monitored metric has a name. Got 3. Use for example"),
+        (lambda: lockstep.EarlyStopping(mode=X), ModelError, "A monitor's mode is 'auto', 'min' or 'max'. Got "),
+        (lambda: lockstep.EarlyStopping(min_delta="x"), ModelError, "0 or more. Got 'x'. Use min_delta=0."),
+        (lambda: lockstep.EarlyStopping(baseline="x"), CallbackError, "baseline must be a finite number. Got 'x'."),
+        (lambda: lockstep.EarlyStopping(restore_best=2), CallbackError, "restore_best must be True or False. Got 2."),
+        (lambda: lockstep.CSVLogger(3), CallbackError, "path must be a path. Got 3. Use for example 'log.csv'."),
+        (lambda: lockstep.CSVLogger("x.csv", append=X), CallbackError, "append must be True or False. Got a ndarray"),
+        (lambda: lockstep.Plot("."), CallbackError, "A plot is a file with a name of its own. Got '.'."),
+        (lambda: lockstep.Plot(""), CallbackError, "path must be a path. Got ''. Use for example 'curves.png'."),
+        (lambda: lockstep.TensorBoard([]), CallbackError, "folder must be a path. Got []."),
+        (lambda: lockstep.TensorBoard("x", every=X), CallbackError, "every is a whole number, 1 or more."),
+        (lambda: lockstep.LearningRateSchedule(len, per=X), CallbackError, "A schedule moves per 'epoch' or per"),
+        (lambda: lockstep.Checkpoint("x", every=X), CheckpointError, "every is 'epoch' or a number of steps, 1 or"),
+        (lambda: DATA.map(3), BatchError, ".map takes a function. Got 3. Use for example .map(lambda x, y: (2 * x,"),
+        (lambda: DATA.map(len, random=X), BatchError, "random must be True or False. Got a ndarray of shape (8, 4)."),
+        (lambda: DATA.batch(2, drop_last="x"), BatchError, "drop_last must be True or False. Got 'x'."),
+        (lambda: DATA.prefetch(10**6), BatchError, "prefetch takes a whole number from 1 to 1000. Got 1000000."),
+        (lambda: DATA.take("x"), BatchError, "take takes a whole number from 1 on. Got 'x'. Use for example take=1."),
+        (lambda: DATA.cache(3), BatchError, "path must be a path. Got 3. Use for example 'examples.cache'."),
+        (lambda: listed(DATA.cache(".")), BatchError, "A cache is a file in a folder that can be written to. Got "),
+        (lambda: listed(DATA.cache("/proc/a/b")), BatchError, "Got /proc/a/b: No such file or directory. Use another"),
+        (lambda: lockstep.data.stream(3), BatchError, "A stream is iterable. Got 3. Give a generator, or an object"),
+        (lambda: lockstep.data.stream(np.array(3)), BatchError, "A stream is iterable. Got array(3)."),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()
+
+
+def test_a_fit_that_never_makes_a_step_leaves_the_history():
+    trainer = wrapped()
+    history = trainer.fit((X, Y), epochs=2, batch_size=4, verbose=0)
+    for wrong in ({"data": lockstep.data.stream(iter(()))}, {"data": "x"}, {"data": (X, Y), "callbacks": [3]}):
+        with pytest.raises(lockstep.LockstepError):
+            trainer.fit(**wrong, verbose=0)
+        assert trainer.history is history
+
+
+def test_numbers_of_numpys_are_numbers():
+    wrapped(clip_norm=np.float32(1.5), exact=np.bool_(True)).step((X, Y))
+    assert lockstep.EMA(np.float32(0.5)).decay == 0.5
+    trainer = wrapped()
+    trainer.learning_rates = [np.float32(0.5)]
+    assert trainer.learning_rates == (0.5,)
