@@ -70,7 +70,7 @@ def fit(trainer: "Trainer", read: Callable[[], Source], asked: Asked) -> History
             stack.callback(fitting.chain.close)
             fitting.begin()
             loop.fit(fitting, fitting.place, asked.epochs, asked.steps_per_epoch, fitting.chain, time.perf_counter)
-            fitting.chain.on_train_end(trainer.history.last())
+            fitting.chain.on_train_end(fitting.measured or trainer.history.last())
         team.settle()
     except _Terminated as end:
         if team.first:
@@ -109,6 +109,7 @@ class Fit:
             steps=asked.steps_per_epoch or train.num_steps,
             batch_size=train.batch_size,
             examples=train.num_examples,
+            verbose=asked.verbose,
         )
         self.place = loop.Place()
         habits = trainer._recipe.habits
@@ -122,6 +123,7 @@ class Fit:
             self._validation = forward.source(trainer, asked.validation_data, None)
         self._state: Any = None  # the data's own, of the moment it was saved
         self._logs: Mapping[str, float] = {}
+        self.measured: dict[str, float] = {}  # in the last epoch, before callbacks wrote into its logs
         self._watch = Watch(trainer) if trainer._team.share(lambda: asked.verbose >= 2) else None
         if not first:
             for callback in checked(callbacks):
@@ -246,6 +248,7 @@ class Fit:
 
     def record(self, epoch: int, logs: Mapping[str, float], seconds: float) -> None:
         self._trainer._run.epoch += 1
+        self.measured = dict(logs)
         self._trainer.history.record(epoch, logs, seconds)
 
     def step_made(self) -> None:
@@ -254,7 +257,8 @@ class Fit:
             self._terminate()
 
     def epoch_made(self, logs: Mapping[str, float]) -> None:
-        self._logs = logs
+        self._logs = logs = self._trainer._team.share(lambda: dict(logs))  # the first process has the callbacks
+        self._trainer.history.amend(logs)
         if self._watch is not None:
             self._trainer.breakdown = self._watch.breakdown()
         if self._saver is not None:
