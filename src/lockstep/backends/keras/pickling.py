@@ -133,7 +133,7 @@ def _unpacked(
     optimizer.exclude_from_weight_decay([variables[place] for place in spared.places], spared.names)
     optimizer.build([variables[place] for place in stepping.built])
     _fill(optimizer.variables, stepping.values)
-    model.compile(optimizer, **compiled)
+    model.compile(optimizer, **compiled, auto_scale_loss=False)  # the optimizer is what `compile` made of it already
     return replace(recipe, model=model, optimizer=model.optimizer)
 
 
