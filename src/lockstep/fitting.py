@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep import forward, snapshots
 from lockstep.callbacks import Chain, History
+from lockstep.callbacks.backups import check_backups
 from lockstep.callbacks.base import Params
 from lockstep.callbacks.chain import checked
 from lockstep.callbacks.display import shown
@@ -114,6 +115,7 @@ class Fit:
         self.place = loop.Place()
         habits = trainer._recipe.habits
         callbacks = [*(make() for make in habits.callbacks), *checked(asked.callbacks)]
+        check_backups(callbacks, asked.checkpoint, trainer.exact)
         self.chain = Chain([*callbacks, *shown(asked.verbose, habits.words)] if first else [], trainer, params)
         self._running: Iterator[Any] | None = None  # data that goes on from epoch to epoch
         self._termination = termination
@@ -146,6 +148,13 @@ class Fit:
         self.chain.on_train_begin()
         if facts is not None and self._trainer._team.first:
             self.chain.load_state_dict(facts["callbacks"])
+        restored = self._trainer._team.share(lambda: self.chain.restored)
+        if restored is not None:
+            if self._trainer.exact and restored.epochs < self._asked.epochs:
+                self._check_readable_again()
+            if restored.take_over(self._trainer, self._asked.steps_per_epoch or self._train.num_steps):
+                self._train = self._opened()
+            self.place = loop.Place(restored.epochs)
 
     def _resume(self, saver: Saver) -> dict[str, Any] | None:
         trainer, asked = self._trainer, self._asked
@@ -189,7 +198,11 @@ class Fit:
                     f"A run goes on with the data it began with. The checkpoint has {name}={there.get(name)}, this run "
                     f"{name}={value}. Give the same, or use exact=False to go on with other data."
                 )
-        if self._train.once and not over:
+        if not over:
+            self._check_readable_again()
+
+    def _check_readable_again(self) -> None:
+        if self._train.once:
             raise ExactError(
                 "A run goes on where it stopped. A generator can only be read from where it is. Give a list, a loader, "
                 "arrays or a lockstep.data pipeline; or use exact=False to go on with whatever it gives next."

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from lockstep.callbacks.backups import Backup, Restored, adapted
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs, Params, SharedLogs
-from lockstep.callbacks.guests import adapted
 from lockstep.errors import CallbackError, StateError
 
 
@@ -96,6 +96,11 @@ class Chain(Callback):
     def _stateful(self) -> list[Callback]:
         """The callbacks that keep a state; those without one may come and go."""
         return [callback for callback in self.callbacks if type(callback).state_dict is not Callback.state_dict]
+
+    @property
+    def restored(self) -> Restored | None:
+        """What a backup of Keras's has brought back, once training has begun."""
+        return next((each.found for each in self.callbacks if isinstance(each, Backup) and each.found), None)
 
     def close(self) -> None:
         """Closes every callback, in order, also when one of them raises."""

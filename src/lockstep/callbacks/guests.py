@@ -21,11 +21,6 @@ def is_guest(callback: Any) -> bool:
     return not isinstance(callback, Callback | type) and all(hasattr(callback, name) for name in wanted)
 
 
-def adapted(callback: Any) -> Any:
-    """A Keras callback as one of Lockstep's; anything else as it is."""
-    return Guest(callback) if is_guest(callback) else callback
-
-
 class Guest(Callback):
     """One Keras callback.
 
