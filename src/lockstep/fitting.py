@@ -14,6 +14,7 @@ from lockstep import forward, snapshots
 from lockstep.backends.base import HasTrainingMode
 from lockstep.beginning import Beginning, starts_anew
 from lockstep.callbacks import Chain, History
+from lockstep.callbacks.backups import check_backups
 from lockstep.callbacks.base import Params
 from lockstep.callbacks.chain import checked
 from lockstep.callbacks.display import shown
@@ -74,7 +75,7 @@ def fit(trainer: "Trainer", read: Callable[[], Source], asked: Asked) -> History
             stack.callback(fitting.chain.close)
             fitting.begin()
             loop.fit(fitting, fitting.place, asked.epochs, asked.steps_per_epoch, fitting.chain, time.perf_counter)
-            fitting.chain.on_train_end(trainer.history.last())
+            fitting.chain.on_train_end(fitting.measured or trainer.history.last())
         team.settle()
     except _Terminated as end:
         if team.first:
@@ -105,6 +106,7 @@ class Fit:
     ) -> None:
         first = trainer._team.first
         given = checked(asked.callbacks)
+        check_backups(given, asked.checkpoint, trainer.exact)
         self._trainer, self._asked, self._read = trainer, asked, read
         self._train = train = self._opened()
         self._validation = None  # one source for all epochs: workers know a pipeline they have seen
@@ -124,6 +126,7 @@ class Fit:
             steps=asked.steps_per_epoch or train.num_steps,
             batch_size=train.batch_size,
             examples=train.num_examples,
+            verbose=asked.verbose,
         )
         self.place = loop.Place()
         habits = trainer._recipe.habits
@@ -137,6 +140,7 @@ class Fit:
         self._beginning: Beginning | None = None  # until it is saved
         self._state: Any = None  # the data's own, of the moment it was saved
         self._logs: Mapping[str, float] = {}
+        self.measured: dict[str, float] = {}  # in the last epoch, before callbacks wrote into its logs
         self._watch = Watch(trainer, bool(given)) if trainer._team.share(lambda: asked.verbose >= 2) else None
         if not first:
             for callback in checked(callbacks):
@@ -160,6 +164,13 @@ class Fit:
             self.chain.load_state_dict(facts["callbacks"])
         if facts is None and self._saver is not None:  # the data's state is None: not yet asked for a batch
             self._beginning = Beginning(self._trainer, self._saver, lambda: self._snapshot_at(None))
+        restored = self._trainer._team.share(lambda: self.chain.restored)
+        if restored is not None:
+            if self._trainer.exact and restored.epochs < self._asked.epochs:
+                self._check_readable_again()
+            if restored.take_over(self._trainer, self._asked.steps_per_epoch or self._train.num_steps):
+                self._train = self._opened()
+            self.place = loop.Place(restored.epochs)
 
     def _resume(self, saver: Saver) -> dict[str, Any] | None:
         trainer, asked = self._trainer, self._asked
@@ -205,7 +216,11 @@ class Fit:
                     f"A run goes on with the data it began with. The checkpoint has {name}={there.get(name)}, this run "
                     f"{name}={value}. Give the same, or use exact=False to go on with other data."
                 )
-        if self._train.once and not over:
+        if not over:
+            self._check_readable_again()
+
+    def _check_readable_again(self) -> None:
+        if self._train.once:
             raise ExactError(
                 "A run goes on where it stopped. A generator can only be read from where it is. Give a list, a loader, "
                 "arrays or a lockstep.data pipeline; or use exact=False to go on with whatever it gives next."
@@ -269,6 +284,7 @@ class Fit:
 
     def record(self, epoch: int, logs: Mapping[str, float], seconds: float) -> None:
         self._trainer._run.epoch += 1
+        self.measured = dict(logs)
         self._trainer.history.record(epoch, logs, seconds)
 
     def step_made(self) -> None:
@@ -277,7 +293,8 @@ class Fit:
             self._terminate()
 
     def epoch_made(self, logs: Mapping[str, float]) -> None:
-        self._logs = logs
+        self._logs = logs = self._trainer._team.share(lambda: dict(logs))  # the first process has the callbacks
+        self._trainer.history.amend(logs)
         if self._watch is not None:
             self._trainer.breakdown = self._watch.breakdown()
         if self._saver is not None:

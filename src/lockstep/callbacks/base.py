@@ -5,14 +5,58 @@ people already know, and most of what they already wrote, carries over. Callback
 run in the controlling process only; they see the whole batch, never a shard.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any, TypedDict
 
 Logs = Mapping[str, float]
-"""Means by name. A value may be computed when it is read, so read only what you use."""
+"""Means by name. A value may be computed when it is read, so read only what you use.
+
+All callbacks of one moment get the same mapping, in the order in which they were given. As in
+Keras, what one of them writes into it is there for those after it; what is written when an
+epoch ends also becomes a column of the history.
+"""
 
 NO_LOGS: Logs = MappingProxyType({})
+
+
+class SharedLogs(MutableMapping[str, float]):
+    """The logs of one step: computed when they are read, and filled by whoever writes into them.
+
+    >>> logs = SharedLogs(MappingProxyType({"loss": 0.5}))
+    >>> logs["mine"] = 2.0
+    >>> logs.to_dict() is logs.to_dict(), dict(logs)
+    (True, {'loss': 0.5, 'mine': 2.0})
+    """
+
+    def __init__(self, values: Logs) -> None:
+        self._values = values
+
+    def to_dict(self) -> dict[str, float]:
+        """The one dict that holds them from now on; computing its values may wait for a device."""
+        if not isinstance(self._values, dict):
+            self._values = dict(self._values)
+        return self._values
+
+    def __getitem__(self, name: str) -> float:
+        """One value by name."""
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: float) -> None:
+        """Writes a value for the callbacks after this one."""
+        self.to_dict()[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        """Takes a value away from the callbacks after this one."""
+        del self.to_dict()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        """The number of values."""
+        return len(self._values)
 
 
 class Params(TypedDict, total=False):
@@ -31,6 +75,8 @@ class Params(TypedDict, total=False):
     """Examples in one batch, across all devices."""
     examples: int | None
     """Examples in one epoch."""
+    verbose: int
+    """How much `fit` shows: 0, 1 or 2."""
 
 
 class Callback:
@@ -69,7 +115,7 @@ class Callback:
         """Called once, before the first epoch."""
 
     def on_train_end(self, logs: Logs = NO_LOGS) -> None:
-        """Called once, after the last epoch, with the last epoch's `logs`."""
+        """Called once, after the last epoch, with what was measured in it."""
 
     def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
         """Called before the first step of an epoch."""
@@ -87,7 +133,7 @@ class Callback:
         """Called before an evaluation, also the one at the end of an epoch."""
 
     def on_test_end(self, logs: Logs = NO_LOGS) -> None:
-        """Called after an evaluation."""
+        """Called after an evaluation, with its values by their plain names, such as `loss`."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of the callback, so that a resumed run goes on in mid-count.

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from lockstep.callbacks.base import NO_LOGS, Callback, Logs, Params
-from lockstep.callbacks.guests import adapted
+from lockstep.callbacks.backups import Backup, Restored, adapted
+from lockstep.callbacks.base import NO_LOGS, Callback, Logs, Params, SharedLogs
 from lockstep.errors import CallbackError, StateError
 
 
 class Chain(Callback):
-    """Passes every moment on to `callbacks`, in the order given.
+    """Passes every moment on to `callbacks`, in the order given, with logs that all of them share.
 
     >>> class Shout(Callback):
     ...     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
@@ -37,34 +37,42 @@ class Chain(Callback):
             callback.set_params(params)
 
     def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
+        logs = _shared(logs)
         for callback in self.callbacks:
             callback.on_train_begin(logs)
 
     def on_train_end(self, logs: Logs = NO_LOGS) -> None:
+        logs = _shared(logs)
         for callback in self.callbacks:
             callback.on_train_end(logs)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
+        logs = _shared(logs)
         for callback in self.callbacks:
             callback.on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
+        logs = _shared(logs)
         for callback in self.callbacks:
             callback.on_epoch_end(epoch, logs)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = NO_LOGS) -> None:
+        logs = _shared(logs)
         for callback in self.callbacks:
             callback.on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Logs = NO_LOGS) -> None:
+        logs = _shared(logs)
         for callback in self.callbacks:
             callback.on_train_batch_end(batch, logs)
 
     def on_test_begin(self, logs: Logs = NO_LOGS) -> None:
+        logs = _shared(logs)
         for callback in self.callbacks:
             callback.on_test_begin(logs)
 
     def on_test_end(self, logs: Logs = NO_LOGS) -> None:
+        logs = _shared(logs)
         for callback in self.callbacks:
             callback.on_test_end(logs)
 
@@ -89,6 +97,11 @@ class Chain(Callback):
         """The callbacks that keep a state; those without one may come and go."""
         return [callback for callback in self.callbacks if type(callback).state_dict is not Callback.state_dict]
 
+    @property
+    def restored(self) -> Restored | None:
+        """What a backup of Keras's has brought back, once training has begun."""
+        return next((each.found for each in self.callbacks if isinstance(each, Backup) and each.found), None)
+
     def close(self) -> None:
         """Closes every callback, in order, also when one of them raises."""
         with ExitStack() as stack:
@@ -96,8 +109,10 @@ class Chain(Callback):
                 stack.callback(callback.close)
 
 
-def checked(callbacks: Iterable[Any]) -> tuple[Callback, ...]:
+def checked(callbacks: Iterable[Any] | None) -> tuple[Callback, ...]:
     """The callbacks as a tuple, Keras's own behind Lockstep's face, or an error that says which one is none."""
+    if callbacks is None:  # Keras's default
+        return ()
     if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
         raise CallbackError(f"callbacks is a list. Got {_shown(callbacks)}. Write callbacks=[{_shown(callbacks)}].")
     result = tuple(map(adapted, callbacks))
@@ -113,6 +128,11 @@ def checked(callbacks: Iterable[Any]) -> tuple[Callback, ...]:
                 "Subclass lockstep.Callback and override on_epoch_end or another of its methods."
             )
     return result
+
+
+def _shared(logs: Logs) -> Logs:
+    """Logs that a callback can write into; what is computed when it is read stays so until then."""
+    return logs if isinstance(logs, dict) else SharedLogs(logs)
 
 
 def _shown(value: object) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
+from lockstep.callbacks.numerals import as_float
 from lockstep.callbacks.table import EPOCH, Row, Table
 from lockstep.core.arguments import check_flag, check_path
 from lockstep.errors import CallbackError
@@ -46,7 +47,7 @@ class CSVLogger(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
         assert self._table is not None
-        self._table.add({EPOCH: epoch, **{name: float(value) for name, value in logs.items()}})
+        self._table.add({EPOCH: epoch, **{name: as_float(value) for name, value in logs.items()}})
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows_before": self._rows_before}

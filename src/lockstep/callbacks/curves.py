@@ -11,6 +11,7 @@ and no global state are involved.
 import math
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from lockstep.errors import MissingExtra
@@ -70,6 +71,8 @@ def draw(epochs: Sequence[int], curves: Curves) -> "Figure":
     ['loss', 'accuracy']
     """
     Figure = figure_type()
+    # Callbacks may have written other things than numbers into the history.
+    curves = {name: values for name, values in curves.items() if all(isinstance(value, Real) for value in values)}
     grouped = panels(curves) or {"loss": []}
     rows = math.ceil(len(grouped) / PANELS_PER_ROW)
     columns = math.ceil(len(grouped) / rows)  # four panels are two by two

@@ -8,7 +8,7 @@ guest is known by its `set_model`.
 
 from typing import Any
 
-from lockstep.callbacks.base import NO_LOGS, Callback, Logs, Params
+from lockstep.callbacks.base import NO_LOGS, Callback, Logs, Params, SharedLogs
 
 
 def is_guest(callback: Any) -> bool:
@@ -19,11 +19,6 @@ def is_guest(callback: Any) -> bool:
     """
     wanted = ("set_model", "set_params", "on_epoch_end")
     return not isinstance(callback, Callback | type) and all(hasattr(callback, name) for name in wanted)
-
-
-def adapted(callback: Any) -> Any:
-    """A Keras callback as one of Lockstep's; anything else as it is."""
-    return Guest(callback) if is_guest(callback) else callback
 
 
 class Guest(Callback):
@@ -51,39 +46,41 @@ class Guest(Callback):
     def set_params(self, params: Params) -> None:
         """The plan of the run under Keras's names."""
         super().set_params(params)
-        self.callback.set_params({"verbose": 1, "epochs": params.get("epochs"), "steps": params.get("steps")})
+        self.callback.set_params(
+            {"verbose": params.get("verbose", 1), "epochs": params.get("epochs"), "steps": params.get("steps")}
+        )
 
     def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
-        self._tell("on_train_begin", logs=dict(logs))
+        self._tell("on_train_begin", logs=logs)
 
     def on_train_end(self, logs: Logs = NO_LOGS) -> None:
-        self._tell("on_train_end", logs=dict(logs))
+        self._tell("on_train_end", logs=logs)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
-        self._tell("on_epoch_begin", epoch, logs=dict(logs))
+        self._tell("on_epoch_begin", epoch, logs=logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
-        self._tell("on_epoch_end", epoch, logs=dict(logs))
+        self._tell("on_epoch_end", epoch, logs=logs)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = NO_LOGS) -> None:
         if "on_train_batch_begin" in self._looks:
-            self._tell("on_train_batch_begin", batch, logs=dict(logs))
+            self._tell("on_train_batch_begin", batch, logs=logs)
 
     def on_train_batch_end(self, batch: int, logs: Logs = NO_LOGS) -> None:
         if "on_train_batch_end" in self._looks:
-            self._tell("on_train_batch_end", batch, logs=dict(logs))
+            self._tell("on_train_batch_end", batch, logs=logs)
 
     def on_test_begin(self, logs: Logs = NO_LOGS) -> None:
-        self._tell("on_test_begin", logs=dict(logs))
+        self._tell("on_test_begin", logs=logs)
 
     def on_test_end(self, logs: Logs = NO_LOGS) -> None:
-        self._tell("on_test_end", logs={name.removeprefix("val_"): value for name, value in logs.items()})
+        self._tell("on_test_end", logs=logs)
 
-    def _tell(self, moment: str, *place: int, logs: dict[str, float]) -> None:
-        """Calls the guest, and passes on its wish to stop."""
+    def _tell(self, moment: str, *place: int, logs: Logs) -> None:
+        """Calls the guest with a dict, as Keras does, and passes on its wish to stop."""
         method = getattr(self.callback, moment, None)
         if method is not None:
-            method(*place, logs=logs)
+            method(*place, logs=logs.to_dict() if isinstance(logs, SharedLogs) else logs)
         if self.trainer is not None and getattr(self.trainer.model, "stop_training", False):
             self.trainer.stop_training = True
 

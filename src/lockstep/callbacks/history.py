@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.callbacks.base import Logs
 from lockstep.callbacks.curves import draw, picture
 from lockstep.callbacks.files import replace
-from lockstep.callbacks.numerals import duration, significant
+from lockstep.callbacks.numerals import as_float, duration, significant
 
 
 @dataclass(repr=False)
@@ -34,7 +34,7 @@ class History:
 
     devices: tuple[str, ...] = ()
     history: dict[str, list[float]] = field(default_factory=dict)
-    """Name to one value per epoch: loss, accuracy, val_loss, val_accuracy …"""
+    """Name to one value per epoch: loss, accuracy, val_loss, val_accuracy … and what callbacks wrote into logs."""
     epoch: list[int] = field(default_factory=list)
     """The epochs' numbers, from 0."""
     seconds: list[float] = field(default_factory=list)
@@ -48,13 +48,28 @@ class History:
         >>> history.epoch, history.seconds, history.history
         ([0], [1.5], {'loss': [0.5]})
         """
-        values = {name: float(value) for name, value in logs.items()}
+        values = {name: as_float(value) for name, value in logs.items()}
         for name in values:
             self.history.setdefault(name, [math.nan] * len(self.epoch))
         for name, column in self.history.items():
             column.append(values.get(name, math.nan))
         self.epoch.append(epoch)
         self.seconds.append(float(seconds))
+
+    def amend(self, logs: Logs) -> None:
+        """Puts `logs` in the place of the newest epoch's values: callbacks may have written into them.
+
+        >>> history = History()
+        >>> history.record(0, {"loss": 0.5}, seconds=1.5)
+        >>> history.amend({"loss": 0.5, "learning_rate": 0.1})
+        >>> history.history
+        {'loss': [0.5], 'learning_rate': [0.1]}
+        """
+        for name, column in list(self.history.items()):
+            column.pop()
+            if not column:
+                del self.history[name]
+        self.record(self.epoch.pop(), logs, self.seconds.pop())
 
     def state_dict(self) -> dict[str, Any]:
         """The numbers, for a checkpoint.

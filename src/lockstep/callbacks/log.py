@@ -5,6 +5,7 @@ from typing import Any
 
 from lockstep.callbacks.arguments import steps
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
+from lockstep.callbacks.numerals import as_float
 from lockstep.errors import CallbackError
 
 
@@ -40,5 +41,5 @@ class Log(Callback):
         self._call(logs)
 
     def _call(self, logs: Logs) -> None:
-        values = {name: float(value) for name, value in logs.items()}
+        values = {name: as_float(value) for name, value in logs.items()}
         self._function({"epoch": self._epoch, "step": self.trainer.num_steps, **values})

@@ -5,15 +5,26 @@ four significant digits, trailing zeros included.
 """
 
 import math
+from numbers import Real
+from typing import Any
 
 
-def significant(value: float) -> str:
-    """Writes a number with four significant digits.
+def significant(value: Any) -> str:
+    """Writes a number with four significant digits; text that a callback has written stays as it is.
 
     >>> significant(0.41237), significant(0.87), significant(1234.5), significant(2.5e-7)
     ('0.4124', '0.8700', '1234', '2.500e-07')
     """
-    return f"{value:#.4g}".rstrip(".")
+    return f"{value:#.4g}".rstrip(".") if isinstance(value, Real) else str(value)
+
+
+def as_float(value: Any) -> Any:
+    """A number, also one in an array without axes, as a float; anything else that a callback has written as it is.
+
+    >>> as_float(3), as_float("3"), as_float([1, 2])
+    (3.0, '3', [1, 2])
+    """
+    return float(value) if isinstance(value, Real) or getattr(value, "ndim", None) == 0 else value
 
 
 def duration(seconds: float) -> str:

@@ -40,11 +40,13 @@ class Plot(Callback):
         self.path = target if target.suffix else target.with_suffix(".png")
         self._clock = clock
         self._behind = False
+        self._drawn: dict[str, float] = {}  # the newest epoch's values in the picture
 
     def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
         figure_type()  # what is missing is said now, not after the first epoch
         self._output: Any = None
         self._behind = False
+        self._drawn = {}
         self._due = self._clock()
 
     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
@@ -54,12 +56,15 @@ class Plot(Callback):
 
     def close(self) -> None:
         """Draws the last epoch where it is not drawn yet, also of a run that was interrupted."""
-        if self._behind:
+        if self._behind or (
+            self._drawn and self._drawn != self.trainer.history.last()
+        ):  # callbacks wrote into it since
             self._draw()
 
     def _draw(self) -> None:
         self._behind = False
         began = self._clock()
+        self._drawn = self.trainer.history.last()
         figure = draw(self.trainer.history.epoch, self.trainer.history.history)
         replace(self.path, picture(figure, self.path.suffix[1:]))
         if in_notebook():

@@ -15,7 +15,7 @@ from rich.text import Text
 from lockstep.callbacks.bar import Bar, Speed
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.callbacks.breakdown import view
-from lockstep.callbacks.numerals import duration, significant
+from lockstep.callbacks.numerals import as_float, duration, significant
 from lockstep.callbacks.screen import Screen, choose, standard_console
 from lockstep.callbacks.summary import Summary
 
@@ -111,7 +111,7 @@ class Progress(Callback):
             return
         now = self._clock()
         if now - self._drawn >= SECONDS_BETWEEN_DRAWS:
-            self._values = {name: float(value) for name, value in logs.items()}
+            self._values = {name: as_float(value) for name, value in logs.items()}
             # Reading may have waited for the device: the time that counts is the time after it.
             self._drawn = self._clock()
             self._pace.add(self._drawn, self._done)

@@ -7,6 +7,7 @@ from lockstep.callbacks.arguments import steps
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.callbacks.curves import VALIDATION
 from lockstep.callbacks.events import Events, require
+from lockstep.callbacks.numerals import as_float
 from lockstep.core.arguments import check_path
 from lockstep.errors import CallbackError
 
@@ -70,7 +71,9 @@ class TensorBoard(Callback):
         return {f"learning_rate_{index}" if index else "learning_rate": rate for index, rate in enumerate(rates)}
 
     def _write(self, run: str, prefix: str, step: int, values: Logs) -> None:
-        self._file(run).scalars(step, {f"{prefix}_{name}": float(value) for name, value in values.items()})
+        numbers = {name: as_float(value) for name, value in values.items()}  # of what callbacks wrote, numbers alone
+        scalars = {f"{prefix}_{name}": value for name, value in numbers.items() if isinstance(value, float)}
+        self._file(run).scalars(step, scalars)
 
     def _file(self, run: str) -> Events:
         """The file of a sub-run, made when there is something for it."""

@@ -80,7 +80,7 @@ class Loop(Protocol):
         """Called between two steps of an epoch."""
 
     def epoch_made(self, logs: Mapping[str, float]) -> None:
-        """Called after an epoch and its callbacks; the place is at the beginning of the next."""
+        """Called after an epoch and its callbacks, with what these wrote into `logs`; the next epoch comes now."""
 
 
 def fit(loop: Loop, place: Place, epochs: int, steps_per_epoch: int | None, chain: Any, clock: Any) -> None:
@@ -115,9 +115,9 @@ def _end(loop: Loop, place: Place, logs: dict[str, float], chain: Any) -> None:
     """Ends an epoch: validation, record, callbacks; the place is then the next one's beginning."""
     if loop.validates:
         chain.on_test_begin()
-        validation = {f"val_{name}": value for name, value in loop.validate().items()}
-        chain.on_test_end(validation)
-        logs |= validation
+        validation = dict(loop.validate())
+        chain.on_test_end(dict(validation))  # callbacks may write into theirs
+        logs |= {f"val_{name}": value for name, value in validation.items()}
     epoch = place.epoch
     loop.record(epoch, logs, place.seconds)
     place.epoch, place.batch, place.sums, place.seconds, place.logs = epoch + 1, 0, np.zeros(0), 0.0, {}

@@ -5,8 +5,12 @@ yes or no for every element, as in a loss of two classes or of many labels.
 """
 
 from enum import Enum
+from typing import Any
 
-from lockstep.errors import ModelError
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.errors import BatchError, ModelError
 
 Shape = tuple[int, ...]
 
@@ -39,3 +43,21 @@ def match(metric: str, outputs: Shape, targets: Shape, *, axis: int = -1, flags:
         f"same shape. Got outputs of shape {outputs} and targets of {targets}. Reshape one of them, or give a metric "
         "of your own: a function of (outputs, targets)."
     )
+
+
+def check_labels(labels: NDArray[Any], num_classes: int, ignored: int | None, weights: Any = None) -> None:
+    """Refuses labels that are none of the classes; those that are ignored, or weigh nothing, may be anything.
+
+    >>> check_labels(np.array([0, 2, -100]), 3, ignored=-100)
+    >>> check_labels(np.array([0, 3]), 3, ignored=None, weights=np.array([1.0, 0.0]))
+    """
+    outside = (labels < 0) | (labels >= num_classes)
+    if not outside.any():
+        return
+    if ignored is not None:
+        outside &= labels != ignored
+    if weights is not None and np.size(weights) == len(labels):
+        counted = np.reshape(weights, -1) != 0
+        outside &= counted.reshape(-1, *[1] * (labels.ndim - 1))
+    if outside.any():
+        raise BatchError(f"Labels run from 0 to {num_classes - 1}. Got {labels[outside][0]}. Mend the labels.")

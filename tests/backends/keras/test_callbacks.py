@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.callbacks.guests import adapted, is_guest
+from lockstep.callbacks.backups import adapted
+from lockstep.callbacks.guests import is_guest
 from lockstep.errors import CallbackError
 
 # Keras's own arrays, under numpy 2.

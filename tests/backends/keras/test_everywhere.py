@@ -233,6 +233,111 @@ def test_a_loss_scale_is_refused():
         lockstep.wrap(model)
 
 
+def half_model(path):
+    keras.utils.set_random_seed(4)
+    stack = [layers.Dense(8, "relu"), layers.Dense(3, dtype="float32")]
+    return keras.Sequential([keras.Input((6,)), *stack])
+
+
+def half_by_name(path):
+    model = half_model(path)
+    model.compile("adam", HALF_LOSS)
+    return model, ()
+
+
+def half_by_class(path):
+    model = half_model(path)
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), HALF_LOSS)
+    return model, ()
+
+
+def half_built(path):
+    model, _ = half_by_class(path)
+    model.optimizer.build(model.trainable_variables)
+    return model, ()
+
+
+def half_given_to_wrap(path):
+    return half_model(path), ("adam", HALF_LOSS)
+
+
+def half_from_a_file(path):
+    model, _ = half_built(path)
+    model.save(path / "half.keras")
+    return keras.models.load_model(path / "half.keras"), ()
+
+
+HALF_LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+HALVES = [half_by_name, half_by_class, half_built, half_given_to_wrap, half_from_a_file]
+
+
+@pytest.fixture
+def mixed_float16():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+@pytest.mark.skipif(keras.config.backend() == "tensorflow", reason="TensorFlow's step multiplies by the scale")
+@pytest.mark.parametrize("make", HALVES)
+def test_float16_with_a_loss_scale_is_refused_before_anything_is_built(make, mixed_float16, tmp_path):
+    model, given = make(tmp_path)
+    with pytest.raises(lockstep.LockstepError, match=r"without a loss scale. Got LossScaleOptimizer with one. Use"):
+        lockstep.wrap(model, *given)
+
+
+def test_float16_without_a_loss_scale_trains(mixed_float16):
+    model = half_model(None)
+    model.compile(keras.optimizers.SGD(0.1), HALF_LOSS, auto_scale_loss=False)
+    with lockstep.wrap(model, metrics=["accuracy"], devices=1, shards=4) as trainer:
+        assert isinstance(trainer.model.optimizer, keras.optimizers.SGD)  # metrics compile the model again
+        losses = trainer.fit((X, Y), epochs=3, **PLAIN).history["loss"]
+        assert losses[2] < losses[0]
+
+
+def drawing_model():
+    """Two outputs, running statistics and draws."""
+    keras.utils.set_random_seed(4)
+    start = keras.Input((6,))
+    middle = layers.Dropout(0.3)(layers.BatchNormalization()(layers.Dense(8)(start)))
+    return keras.Model(start, [layers.Dense(6)(middle), layers.Dense(2)(middle)])
+
+
+@lockstep.objective
+def rebuilding(model, data):
+    rebuilt, code = model(data)
+    loss = ops.mean(ops.square(rebuilt - data))
+    return loss, {"code": ops.mean(code), "mine": loss}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_objective_trains_and_gives_its_own_metrics(compiled):
+    def run(devices):
+        model = drawing_model()
+        given = None if compiled else keras.optimizers.Adam(0.01)
+        if compiled:
+            model.compile(keras.optimizers.Adam(0.01), "mse", metrics=[["mae"], ["mae"]])
+        with lockstep.wrap(model, given, rebuilding, devices=devices, shards=4) as trainer:
+            history = trainer.fit(X, epochs=2, validation_data=X, **PLAIN).history
+            assert len(trainer.predict(X)) == 2
+            assert trainer.evaluate(X) == {name: history[f"val_{name}"][-1] for name in ("loss", "code", "mine")}
+            assert history["loss"] == history["mine"]
+            statistics = model.layers[2].get_weights()[2:]
+            assert not np.allclose(statistics[0], 0.0)
+            assert not np.allclose(statistics[1], 1.0)
+            return history, trainer.digest()
+
+    one = run(1)
+    assert sorted(one[0]) == ["code", "loss", "mine", "val_code", "val_loss", "val_mine"]
+    assert run(["cpu"] * (3 if compiled else 2)) == one
+
+
+def test_metrics_beside_an_objective_are_refused():
+    with pytest.raises(lockstep.LockstepError, match=r"an objective tells neither. Got metrics=\['mae'\] beside one"):
+        lockstep.wrap(drawing_model(), keras.optimizers.Adam(), rebuilding, metrics=["mae"])
+
+
 def test_targets_that_are_left_out_do_not_count():
     def made():
         keras.utils.set_random_seed(1)

@@ -13,7 +13,7 @@ import missing
 TESTS = Path(__file__).parents[2]
 
 
-EVERYWHERE = ["test_everywhere.py", "test_changes.py"]
+EVERYWHERE = ["test_everywhere.py", "test_changes.py", "test_logs.py", "test_backups.py"]
 
 
 @pytest.mark.parametrize(("backend", "files"), [("jax", EVERYWHERE), ("torch", [*EVERYWHERE, "workers.py"])])

@@ -1,5 +1,7 @@
 """Keras on PyTorch in two processes: what reaches a worker. Run by `test_others.py`, on PyTorch alone."""
 
+import threading
+
 import h5py  # noqa: F401  # Keras imports it while it works, and it sets a variable of the process
 import keras
 import numpy as np
@@ -197,3 +199,80 @@ def test_a_checkpoint_holds_which_layers_are_frozen(tmp_path):
     assert [layer.trainable for layer in two.model.layers] == [False, False, True]
     two.step(batch)
     assert two.digest() == one.digest()
+
+
+class Block(layers.Layer):
+    """As keras-io writes it: without `**options` and without a configuration."""
+
+    def __init__(self, units, rate=0.1):
+        super().__init__()
+        self.stack = keras.Sequential([layers.Dense(units, activation="relu"), layers.Dense(units)])
+        self.norm, self.dropout = layers.LayerNormalization(), layers.Dropout(rate)
+
+    def call(self, x, training=False):
+        return self.norm(x + self.dropout(self.stack(x), training=training))
+
+
+class Subclassed(keras.Model):
+    """Holds layers in a dict, a model of its own, a function, a generator, and a number that is written later."""
+
+    def __init__(self, activation):
+        super().__init__()
+        start = keras.Input((6,))
+        self.inner = keras.Model(start, layers.Dense(3)(ops.tanh(start)))
+        self.parts = {"block": Block(6), "rest": [layers.BatchNormalization(), layers.Dense(6, activation)]}
+        self.seeds = keras.random.SeedGenerator(3)
+        self.scale = 1.0
+
+    def call(self, x, training=False):
+        norm, dense = self.parts["rest"]
+        x = self.inner(dense(norm(self.parts["block"](x, training=training), training=training)))
+        return self.scale * (keras.random.dropout(x, 0.1, seed=self.seeds) if training else x)
+
+
+def subclassed():
+    model = Subclassed(lambda x: ops.tanh(x))
+    model.scale = 2.0
+    model(X[:2])
+    return model
+
+
+def deep():
+    """More layers than Python calls may be deep."""
+    start = keras.Input((6,))
+    x = Block(6)(start)
+    for _ in range(60):
+        x = layers.Add()([x, layers.Dense(6, kernel_initializer="zeros")(x)])
+    return keras.Model(start, layers.Dense(3)(x))
+
+
+def without_configuration(make):
+    keras.utils.set_random_seed(4)
+    model = make()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize(("make", "numbers"), [(subclassed, [2, 3]), (deep, [2])])
+def test_models_without_a_configuration_reach_a_worker(make, numbers):
+    def run(devices):
+        model = without_configuration(make)
+        with lockstep.wrap(model, devices=["cpu"] * devices, shards=4) as trainer:
+            history = trainer.fit((X, Y), batch_size=16, epochs=2, validation_data=(X, Y), verbose=0).history
+            model.layers[-1].trainable = False
+            model.set_weights([0.5 * weights for weights in model.get_weights()])
+            trainer.step((X, Y))
+            return history, trainer.digests(), trainer.predict(X).tobytes()
+
+    one = run(1)
+    for number in numbers:
+        assert run(number) == one
+
+
+def test_a_model_that_cannot_travel_is_refused_when_it_is_wrapped():
+    model = without_configuration(subclassed)
+    model.parts["block"].lock = threading.Lock()  # no pickle can hold one
+    message = r"for Subclassed, Block has no get_config\. 'subclassed.*' cannot travel: .*Give .* a get_config"
+    with pytest.raises(lockstep.LockstepError, match=message):
+        lockstep.wrap(model, devices=2, shards=4)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from lockstep.backends.jax import fields
 from lockstep.backends.jax.applied import spread
@@ -53,6 +54,7 @@ class Term:
     values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
     there: Any = True  # whether this shard weighs anything; one that does not has no gradient
     share: Any = None  # by what the gradient is still to be multiplied
+    labels: tuple[int, int | None] | None = None  # of targets that are labels: the classes, and the label left out
 
 
 def of(loss: Any) -> Callable[[Any, Any, Share], Term]:
@@ -187,7 +189,7 @@ def _compared(criterion: Any, model: Any, batch: Any, share: Share) -> Term:
     inputs, targets, weights = parts(batch)
     with explain_missing_input(batch):
         outputs = call(model, inputs, share.examples)
-    rest = {"outputs": outputs, "targets": targets}
+    rest = {"outputs": outputs, "targets": targets, "labels": _labels(criterion, outputs, targets)}
     own = isinstance(criterion, CrossEntropy | SquaredError)
     if own and not isinstance(targets, jax.Array):
         raise BatchError(
@@ -212,6 +214,17 @@ def _compared(criterion: Any, model: Any, batch: Any, share: Share) -> Term:
     if counted is None:
         return mean(value, share, **rest)
     return _pair(jnp.sum(value), jnp.sum(counted), share, counted, **rest)
+
+
+def _labels(criterion: Any, outputs: Any, targets: Any) -> tuple[int, int | None] | None:
+    """The number of classes that the labels choose from, and the label left out; None where targets are no labels.
+
+    JAX itself takes a label outside them for the last class, or for NaN.
+    """
+    of_labels = isinstance(criterion, CrossEntropy) or criterion is optax.softmax_cross_entropy_with_integer_labels
+    if not of_labels or not isinstance(targets, jax.Array) or not jnp.issubdtype(targets.dtype, jnp.integer):
+        return None
+    return outputs.shape[-1], getattr(criterion, "ignore_index", None)
 
 
 def _weighted(value: Any, counted: Any, weights: Any, share: Share) -> tuple[Any, Any]:

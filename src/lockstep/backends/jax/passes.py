@@ -18,6 +18,7 @@ from lockstep.backends.jax.nodes import Lazy, Leaf, Round, Total
 from lockstep.backends.jax.replicas import Replicas
 from lockstep.backends.jax.shards import Found, Shards
 from lockstep.backends.jax.sums import Reader
+from lockstep.core.matches import check_labels
 from lockstep.core.metrics import Sums
 
 
@@ -48,6 +49,7 @@ class Passes:
                     run, found = executables.gradient(self.shards, place, alone, work.summed, fields)
                     share = self._replicas.scalar(place.examples / work.num_examples)
                     vectors[row], values = self._run(run, row, place, work, share, np.asarray(place.shard == 0))
+                    _check_labels(found, place)
                     one.started[row] = place.shard, values, found
                     self.found = found
                     leaves[place.shard] = Leaf(fields.layout, one, row, executables.total)
@@ -61,6 +63,7 @@ class Passes:
         key = keys.of(work, place.shard)
         run, leaf, found = executables.step(self.shards, place, work.summed, fields, self._replicas.optimizer, clip)
         sums, arrays, *after = run(0, params, rest, state, place.arrays, key)
+        _check_labels(found, place)
         if self._last is not None:
             self._last.forget()  # now, while the device is busy: a hundred arrays go, and nobody waits for that
 
@@ -81,6 +84,7 @@ class Passes:
             run, found = self._replicas.executables.sums(self.shards, place, work.summed)
             share = self._replicas.scalar(place.examples / work.num_examples)
             started.append((place.shard, self._run(run, row, place, work, share), found))
+            _check_labels(found, place)
         for shard, values, found in started:
             yield shard, self.reader.read(values, found)
 
@@ -112,3 +116,10 @@ class Passes:
         """
         params, rest, _ = self._replicas.copies[row]
         return program(row, params, rest, place.arrays, keys.of(work, place.shard), *more)
+
+
+def _check_labels(found: Found, place: Place) -> None:
+    """Refuses labels outside the classes, while the device computes: what it gives is not taken over then."""
+    if found.labels is not None:
+        _, labels, *weights = place.form.filled(place.arrays)
+        check_labels(labels, *found.labels, *weights)

@@ -33,6 +33,7 @@ class Found:
     scales: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     columns: list[Column] = field(default_factory=list)
     changed: tuple[bool, ...] = ()
+    labels: tuple[int, int | None] | None = None  # of targets that are labels: the classes, and the label left out
     divided: bool = False  # whether the gradient may be divided by a weight after the tree
 
     @cached_property
@@ -137,6 +138,7 @@ class Shards:
 
     def _measure(self, term: Term, share: Share, found: Found) -> Any:
         """[loss, weight, divided, metric sums ...] of one shard, before the host's scales."""
+        found.labels = term.labels
         values: list[tuple[Any, float]] = [(term.loss, term.scale), (term.weight, 1.0), (term.divided, 1.0)]
         columns: list[Column] = []
         for metric in self._metrics:

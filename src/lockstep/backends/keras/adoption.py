@@ -21,6 +21,11 @@ def adopt(recipe: Recipe) -> Recipe:
     model = recipe.model
     check_model(model)
     metrics = _metrics(recipe.metrics)
+    if metrics and isinstance(recipe.loss, Objective):
+        raise ModelError(
+            "Metrics compare outputs and targets, and an objective tells neither. "
+            f"Got metrics={recipe.metrics!r} beside one. Let it return its own: return loss, {{'name': value}}."
+        )
     before = model if getattr(model, "compiled", False) else None
     if not _is_compiled_so(recipe, before) or metrics:
         losses, measures = getattr(before, "_compile_loss", None), getattr(before, "_compile_metrics", None)
@@ -33,6 +38,7 @@ def adopt(recipe: Recipe) -> Recipe:
                 loss_weights=getattr(losses, "_user_loss_weights", None),
                 metrics=metrics or getattr(measures, "_user_metrics", None),
                 weighted_metrics=getattr(measures, "_user_weighted_metrics", None),
+                auto_scale_loss=before is None or isinstance(before.optimizer, keras.optimizers.LossScaleOptimizer),
             )
     check_compiled(model)
     loss = recipe.loss or model.loss

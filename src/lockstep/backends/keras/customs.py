@@ -71,11 +71,12 @@ class _Names(dict[Any, str]):
         self._customs = customs
 
     def __contains__(self, each: object) -> bool:
-        return _is_script_s(each) or super().__contains__(each)
+        return is_script_s(each) or super().__contains__(each)
 
     def __getitem__(self, each: Any) -> str:
-        return self._customs.name(each) if _is_script_s(each) else super().__getitem__(each)
+        return self._customs.name(each) if is_script_s(each) else super().__getitem__(each)
 
 
-def _is_script_s(each: Any) -> bool:
+def is_script_s(each: Any) -> bool:
+    """Whether a class or a function is the script's own, not Keras's."""
     return str(getattr(each, "__module__", None)).partition(".")[0] not in ("keras", "builtins")

@@ -58,7 +58,17 @@ class Net(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The model's outputs; Keras takes several inputs as one nest."""
         given = named or (inputs if len(inputs) > 1 else inputs[0])
-        return self._compiled.outputs(self.values(), given, self.training)
+        values = self.values()
+        outputs, kept = self._compiled.called(values, given, self.training)
+        self.keep(values, kept)
+        return outputs
+
+    def keep(self, values: Values, kept: Sequence[Any]) -> None:
+        """Puts the running statistics that a shard leaves into the module's buffers."""
+        with torch.no_grad():
+            for variable, before, now in zip(self._compiled.kept().values(), values.kept, kept, strict=True):
+                if now is not before:
+                    variable.value.copy_(now)
 
 
 class Stepper(torch.optim.Optimizer):
@@ -86,8 +96,9 @@ class KerasOnTorch(TorchBackend):
         if not recipe.optimizer.built:
             recipe.optimizer.build(recipe.model.trainable_variables)
         net = Net(compiled)
-        held = -(-compiled.room // CUSTOM_SUMS)
-        inner = replace(recipe, model=net, optimizer=Stepper(net, recipe.optimizer), metrics=_places(held))
+        # Under an objective the compiled metrics are not computed: it returns its own.
+        held = _places(-(-compiled.room // CUSTOM_SUMS)) if compiled.objective is None else []
+        inner = replace(recipe, model=net, optimizer=Stepper(net, recipe.optimizer), metrics=held)
         super().__init__(replace(inner, loss=compiled.objective), device)
         self.versions = {**self.versions, "keras": keras.__version__}
         self._outer = recipe
@@ -112,10 +123,8 @@ class KerasOnTorch(TorchBackend):
             self._prepared = True
         values = net.values()
         outcome = compiled.run(values, batch, net.training)
+        net.keep(values, outcome.kept)
         with torch.no_grad():
-            for variable, before, now in zip(compiled.kept().values(), values.kept, outcome.kept, strict=True):
-                if now is not before:
-                    variable.value.copy_(now)
             sums = [torch.as_tensor(each).double().reshape(-1) for each in outcome.sums]
             vector = torch.cat([*sums, torch.empty(0, dtype=torch.float64)])
         rest: dict[str, Any] = {"outputs": vector, "targets": vector}

@@ -2,7 +2,8 @@
 
 Keras's own pickle goes through a file format that forgets a loss's dtype and finds nothing
 that is not registered. Here layers travel as configurations, with what is the script's own in
-them; losses, metrics and learning-rate schedules travel as the objects they are.
+them, or by their attributes where one has no configuration; losses, metrics and learning-rate
+schedules travel as the objects they are.
 """
 
 import warnings
@@ -15,7 +16,7 @@ from keras.src.utils import tracking
 
 from lockstep.backends import pickling
 from lockstep.backends.base import Recipe
-from lockstep.backends.keras import customs
+from lockstep.backends.keras import customs, values
 from lockstep.errors import ModelError
 
 _REDUCTIONS: dict[type, pickling.Reduction] = {
@@ -29,33 +30,43 @@ _REDUCTIONS: dict[type, pickling.Reduction] = {
 
 def dump(recipe: Recipe) -> bytes:
     """One pickle of the recipe."""
+    without = [layer for layer in _layers(recipe.model) if not values.has_configuration(layer)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return pickling.dump(Packed(recipe), _REDUCTIONS)
+            if not without:
+                return pickling.dump(Packed(recipe), _REDUCTIONS)
+            parts = values.Values()
+            data = pickling.dump(Packed(recipe, parts), parts.reductions())
+            parts.check_complete()
+            return data
     except Exception as error:
+        names = ", ".join(dict.fromkeys(type(layer).__name__ for layer in without))
+        rule = f"or by its attributes, for {names} has no get_config" if without else "which Keras makes of it"
         raise ModelError(
-            f"A worker process gets the model by its configuration. {recipe.model.name!r} cannot travel: {error}. "
-            "Give its classes a get_config, or use devices=1."
+            f"A worker process gets the model by its configuration, {rule}. {recipe.model.name!r} cannot travel: "
+            f"{error}. Give {names or 'its classes'} a get_config, or use devices=1."
         ) from error
 
 
 class Packed:
     """A recipe on its way; unpickled, it is the recipe."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, parts: values.Values | None = None) -> None:
         self._recipe = recipe
+        self._parts = parts  # where the model has no configuration
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How to make the recipe of its parts."""
         model, optimizer = self._recipe.model, self._recipe.optimizer
         with customs.collected() as carried:
-            config, settings = keras.saving.serialize_keras_object(model.get_config()), _settings(optimizer)
+            config = None if self._parts else keras.saving.serialize_keras_object(model.get_config())
+            settings = _settings(optimizer)
         variables = model.variables
         made = _Made(
-            type(model),
+            model if self._parts else type(model),
             config,
-            model.get_build_config(),
+            None if self._parts else model.get_build_config(),
             [layer.name for layer in _layers(model)],
             [variable.path for variable in variables],
             _values(variables),
@@ -73,7 +84,7 @@ class Packed:
             "weighted_metrics": getattr(metrics, "_user_weighted_metrics", None),
         }
         recipe = replace(self._recipe, model=None, optimizer=None)
-        return _unpacked, (_defaults(), recipe, carried, made, stepping, compiled)
+        return _unpacked, (_defaults(), recipe, carried, made, stepping, compiled, self._parts)
 
 
 class _Defaults(NamedTuple):
@@ -88,7 +99,7 @@ class _Defaults(NamedTuple):
 class _Made(NamedTuple):
     """How a model is made, and what its layers and variables are called: that follows from where Keras makes them."""
 
-    kind: Any
+    kind: Any  # a class; or, where there is no configuration, the model itself
     config: Any
     building: Any
     names: Sequence[str]
@@ -114,11 +125,19 @@ class _Spared(NamedTuple):
 
 
 def _unpacked(
-    defaults: _Defaults, recipe: Recipe, carried: customs.Customs, made: _Made, stepping: _Stepping, compiled: Any
+    defaults: _Defaults,
+    recipe: Recipe,
+    carried: customs.Customs,
+    made: _Made,
+    stepping: _Stepping,
+    compiled: Any,
+    parts: Any,
 ) -> Recipe:
     _set(defaults)
+    if parts is not None:
+        values.restore(parts)
     with customs.known(carried):
-        model = made.kind.from_config(made.config)
+        model = made.kind if made.config is None else made.kind.from_config(made.config)
         if made.building and not model.built:
             model.build_from_config(made.building)
             model.built = True
@@ -133,7 +152,7 @@ def _unpacked(
     optimizer.exclude_from_weight_decay([variables[place] for place in spared.places], spared.names)
     optimizer.build([variables[place] for place in stepping.built])
     _fill(optimizer.variables, stepping.values)
-    model.compile(optimizer, **compiled)
+    model.compile(optimizer, **compiled, auto_scale_loss=False)  # the optimizer is what `compile` made of it already
     return replace(recipe, model=model, optimizer=model.optimizer)
 
 

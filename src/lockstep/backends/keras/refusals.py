@@ -123,7 +123,9 @@ def check_precision(recipe: Recipe) -> None:
 
 def check_scale(optimizer: Any) -> None:
     """Refuses an optimizer that divides by a loss scale, where nobody multiplies by it."""
-    if hasattr(optimizer, "dynamic_scale") or getattr(optimizer, "loss_scale_factor", None):
+    # Not by an attribute: `dynamic_scale` is there only once the optimizer has been built.
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scales or getattr(optimizer, "loss_scale_factor", None):
         raise ModelError(
             "On JAX and PyTorch a Keras model trains without a loss scale. "
             f"Got {type(optimizer).__name__} with one. "

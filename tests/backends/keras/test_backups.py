@@ -1,0 +1,172 @@
+"""Keras's BackupAndRestore: a run that was interrupted goes on as in plain Keras, with the bits of one that was not."""
+
+import json
+
+import h5py  # noqa: F401  # Keras imports it while it works, and it sets a variable of the process
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import lockstep
+from lockstep.errors import CallbackError, ExactError, ModelError, StateError
+
+# Keras's own arrays, under numpy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+GENERATOR = np.random.Generator(np.random.PCG64(8))
+X = GENERATOR.standard_normal((40, 6)).astype("float32")
+Y = GENERATOR.integers(0, 3, 40)
+DEVICES = 1 if keras.config.backend() == "torch" else 3  # of the run that goes on
+
+
+def compiled():
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.Dropout(0.3), layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    return model
+
+
+class Interrupting(keras.callbacks.Callback):
+    """Raises when an epoch begins."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.epoch:
+            raise RuntimeError("interrupted")
+
+
+def wrapped(devices=1, **options):
+    return lockstep.wrap(compiled(), devices=devices, **{"shards": 4, **options})
+
+
+def fit(trainer, *callbacks, epochs=4, data=(X, Y), **options):
+    return trainer.fit(data, epochs=epochs, batch_size=16, callbacks=list(callbacks), verbose=0, **options)
+
+
+def interrupted(folder, epoch=2, **options):
+    with wrapped() as trainer, pytest.raises(RuntimeError, match="interrupted"):
+        fit(trainer, keras.callbacks.BackupAndRestore(folder, **options), Interrupting(epoch))
+
+
+def test_a_run_goes_on_as_if_it_had_not_been_interrupted(tmp_path):
+    with wrapped() as trainer:
+        whole = fit(trainer)
+        digest = trainer.digest()
+    folder = tmp_path / "backup"
+    interrupted(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["latest.weights.h5", "training_metadata.json"]
+    # A run takes over the shards and the seed, as from a checkpoint, and may have other devices.
+    with wrapped(DEVICES, shards=None) as trainer:
+        history = fit(trainer, keras.callbacks.BackupAndRestore(folder))
+        assert trainer.digest() == digest
+        assert trainer.num_steps == 12
+        assert history.epoch == [2, 3]
+        assert history.history["loss"] == whole.history["loss"][2:]
+        assert not folder.exists()
+        assert fit(trainer, epochs=1).epoch == [0]  # Keras would skip the epochs here too
+
+
+def test_epochs_and_files_are_plain_keras_s(tmp_path):
+    options = {"batch_size": 16, "epochs": 4, "verbose": 0}
+    plain = tmp_path / "plain"
+    with pytest.raises(RuntimeError, match="interrupted"):
+        compiled().fit(X, Y, callbacks=[keras.callbacks.BackupAndRestore(plain), Interrupting(2)], **options)
+    interrupted(tmp_path / "ours")
+    assert sorted(path.name for path in plain.iterdir()) == [
+        path.name for path in sorted((tmp_path / "ours").iterdir())
+    ]
+    ours = json.loads((tmp_path / "ours" / "training_metadata.json").read_text())
+    assert {name: ours[name] for name in ("epoch", "batch")} == json.loads(
+        (plain / "training_metadata.json").read_text()
+    )
+    # Each goes on with the other's.
+    model = compiled()
+    expected = model.fit(X, Y, callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "ours")], **options)
+    with wrapped() as trainer:
+        found = fit(trainer, keras.callbacks.BackupAndRestore(plain))
+        assert found.epoch == expected.epoch == [2, 3]
+        assert int(trainer.model.optimizer.iterations) == int(model.optimizer.iterations) == 12
+        assert trainer.num_steps == 12
+    assert not plain.exists()
+
+
+def test_the_same_trainer_goes_on_after_its_own_interruption(tmp_path):
+    def earlier(trainer):
+        fit(trainer, epochs=1)
+
+    with wrapped() as trainer:
+        earlier(trainer)
+        fit(trainer)
+        digest = trainer.digest()
+    with wrapped() as trainer:
+        earlier(trainer)
+        with pytest.raises(RuntimeError, match="interrupted"):
+            fit(trainer, keras.callbacks.BackupAndRestore(tmp_path), Interrupting(3))
+        fit(trainer, keras.callbacks.BackupAndRestore(tmp_path))
+        assert trainer.digest() == digest
+
+
+@pytest.mark.parametrize("options", [{"delete_checkpoint": False}, {"double_checkpoint": True}])
+def test_a_backup_that_is_kept_leaves_nothing_to_do(options, tmp_path):
+    interrupted(tmp_path, **options)
+    with wrapped() as trainer:
+        assert fit(trainer, keras.callbacks.BackupAndRestore(tmp_path, **options)).epoch == [2, 3]
+    if "delete_checkpoint" in options:
+        with wrapped() as trainer:
+            assert fit(trainer, keras.callbacks.BackupAndRestore(tmp_path, **options)).epoch == []
+            assert trainer.num_steps == 12
+
+
+def test_a_backup_within_an_epoch_is_refused_where_bits_must_be_equal(tmp_path):
+    backup = keras.callbacks.BackupAndRestore(tmp_path, save_freq=2)
+    message = r"end of an epoch.* Got BackupAndRestore\(save_freq=2\)\..*Checkpoint\('.*', every=2\)"
+    with wrapped() as trainer, pytest.raises(ExactError, match=message):
+        fit(trainer, backup)
+    checkpoint = lockstep.Checkpoint(tmp_path / "instead", every=2)
+    with wrapped() as trainer:
+        assert fit(trainer, checkpoint=checkpoint).epoch == [0, 1, 2, 3]
+    with wrapped(exact=False) as trainer:
+        assert fit(trainer, backup, epochs=1).epoch == [0]
+
+
+def test_a_backup_beside_a_checkpoint_is_refused(tmp_path):
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with wrapped() as trainer:
+        with pytest.raises(CallbackError, match=r"Got BackupAndRestore\('.*backup'\) and checkpoint='.*run'. Leave"):
+            fit(trainer, backup, checkpoint=str(tmp_path / "run"))
+        assert fit(trainer, checkpoint=str(tmp_path / "run"), epochs=1).epoch == [0]
+
+
+def test_other_shards_than_the_backup_s_are_refused_before_the_model_is_loaded(tmp_path):
+    interrupted(tmp_path)
+    with wrapped(shards=2) as trainer:
+        before = trainer.digest()
+        with pytest.raises(StateError, match=r"keeps its shards\. The checkpoint has 4, this run was given"):
+            fit(trainer, keras.callbacks.BackupAndRestore(tmp_path))
+        assert trainer.digest() == before
+
+
+def test_a_generator_cannot_be_read_again(tmp_path):
+    def batches():
+        yield from ((X[start : start + 16], Y[start : start + 16]) for start in range(0, 32, 16))
+
+    def fit_generator(trainer, *callbacks):
+        return fit(trainer, *callbacks, data=(batch for _ in range(4) for batch in batches()), steps_per_epoch=2)
+
+    with wrapped() as trainer, pytest.raises(RuntimeError, match="interrupted"):
+        fit_generator(trainer, keras.callbacks.BackupAndRestore(tmp_path), Interrupting(2))
+    with wrapped() as trainer, pytest.raises(ExactError, match="A generator can only be read from where it is"):
+        fit_generator(trainer, keras.callbacks.BackupAndRestore(tmp_path))
+
+
+@pytest.mark.skipif(keras.config.backend() == "torch", reason="there a model has its variables when it is wrapped")
+def test_a_model_without_variables_is_refused(tmp_path):
+    model = keras.Sequential([layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with lockstep.wrap(model, shards=4) as trainer, pytest.raises(ModelError, match=r"Begin it with keras\.Input"):
+        fit(trainer, keras.callbacks.BackupAndRestore(tmp_path))
