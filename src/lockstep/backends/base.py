@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums
 from lockstep.core.options import Options
+from lockstep.core.outputs import ShardOutputs
 from lockstep.core.reduction import Criterion
 
 Node = Mapping[str, Any]
@@ -48,6 +49,7 @@ class Recipe:
     metrics: Any
     options: Options
     habits: Habits = Habits()
+    keeps_outputs: bool = False  # whether metric objects in the controlling process need what the shards give
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,13 @@ class Attributed(Protocol):
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Takes over such values, all or, with an error that names both values, none."""
+
+
+@runtime_checkable
+class KeepsOutputs(Protocol):
+    """Extra protocol for backends that hand outputs and targets to metric objects in the controlling process."""
+
+    outputs: ShardOutputs  # of the shards of the last command
 
 
 class Module(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from lockstep.backends.base import Habits, Recipe
-from lockstep.backends.keras.refusals import check_compiled, check_model
+from lockstep.backends.keras.refusals import check_compiled, check_metrics, check_model
 from lockstep.core.metrics import Metric
 from lockstep.core.objective import Objective
 from lockstep.errors import ModelError
@@ -20,6 +20,7 @@ def adopt(recipe: Recipe) -> Recipe:
     """The recipe with whatever the model was compiled with."""
     model = recipe.model
     check_model(model)
+    check_metrics(recipe.metrics)
     metrics = _metrics(recipe.metrics)
     before = model if getattr(model, "compiled", False) else None
     if not _is_compiled_so(recipe, before) or metrics:
@@ -35,6 +36,8 @@ def adopt(recipe: Recipe) -> Recipe:
                 weighted_metrics=getattr(measures, "_user_weighted_metrics", None),
             )
     check_compiled(model)
+    compiled = getattr(model, "_compile_metrics", None)
+    check_metrics([getattr(compiled, name, None) or () for name in ("_user_metrics", "_user_weighted_metrics")])
     loss = recipe.loss or model.loss
     habits = Habits("keras", (Finishing,), lists=True)
     return replace(recipe, optimizer=model.optimizer, loss=loss, metrics=(), habits=habits)
