@@ -141,6 +141,9 @@ class Fit:
         self._state: Any = None  # the data's own, of the moment it was saved
         self._logs: Mapping[str, float] = {}
         self.measured: dict[str, float] = {}  # in the last epoch, before callbacks wrote into its logs
+        self._metrics = trainer._metric_objects.start()  # their state over the epoch
+        if saver is not None:
+            self._metrics.state()  # refuses at once what no checkpoint can hold
         self._watch = Watch(trainer, bool(given)) if trainer._team.share(lambda: asked.verbose >= 2) else None
         if not first:
             for callback in checked(callbacks):
@@ -194,6 +197,8 @@ class Fit:
             self._train = self._opened()  # in the order of the saved run
         trainer.history.load_state_dict(facts["history"])
         self.place, self._state = place, facts["data"].get("state")
+        if place.batch and self._metrics:
+            self._metrics.load_state(facts.get("metrics"), trainer.exact, forward.setting(trainer))
         if over:
             held = f"already holds {place.epoch} of {asked.epochs} epochs"
             if place.stopped:
@@ -243,6 +248,8 @@ class Fit:
 
     def batches(self, start: int) -> Iterator[Any]:
         train, epoch = self._train, self._trainer._run.epoch
+        if not start:
+            self._metrics.reset()
         began = time.perf_counter()
         goes_on = train.endless or train.once
         batches = self._going_on(epoch) if goes_on else train.epoch(epoch, start, self._state)
@@ -269,10 +276,15 @@ class Fit:
             self._beginning = None
         if self._modes is not None:  # before each step: a callback may have evaluated the model by itself
             self._modes.enter_training_mode()
-        return self._trainer._train(batch)
+        sums = self._trainer._train(batch)
+        forward.update(self._trainer, self._metrics)
+        return sums
 
     def columns(self) -> list[Column]:
         return list(self._trainer._backend.columns)
+
+    def others(self) -> Mapping[str, float]:
+        return self._metrics.values()
 
     @property
     def validates(self) -> bool:
@@ -326,5 +338,6 @@ class Fit:
             "data": {**self._data(), "state": state},
             "history": trainer.history.state_dict(),
             "callbacks": self.chain.state_dict(),
+            "metrics": self._metrics.state() if place.batch else [],
         }
         return trainer._snapshot(fit=facts, logs={} if place.batch else dict(self._logs))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lockstep.core import batches, loop, plan, tree
+from lockstep.core.metric_objects import MetricPass, Setting
 from lockstep.core.reduction import Reduction
 from lockstep.data.source import Source
 from lockstep.errors import BatchError
@@ -41,8 +42,10 @@ def inputs(trainer: "Trainer", data: Any) -> Any:
 
 def evaluate(trainer: "Trainer", data: Source) -> dict[str, float]:
     """Loss and metrics over the data, with every example counted once."""
-    totals = loop.Totals(lambda: list(trainer._backend.columns))
+    metrics = trainer._metric_objects.start()
+    totals = loop.Totals(lambda: list(trainer._backend.columns), others=metrics.values)
     for num_shards, _, shards in _gather(trainer, "evaluate", data.epoch(0)):
+        update(trainer, metrics, num_shards)
         sums = tree.fold([shards.get(shard) for shard in range(num_shards)], np.add)
         assert sums is not None
         totals.add(sums)
@@ -61,6 +64,23 @@ def read_reduction(trainer: "Trainer", batch: Any) -> Reduction | None:
     first = {replica: {0: own[0]} if 0 in own else {} for replica, own in works[0].pieces.items()}
     found: Reduction = team.share(lambda: team.member.read_reduction(replace(works[0], pieces=first)))
     return found
+
+
+def update(trainer: "Trainer", metrics: MetricPass, num_shards: int | None = None) -> None:
+    """Brings the batch that was just computed to the metric objects, where there are any."""
+    if metrics:
+        metrics.update(*outputs(trainer, num_shards))
+
+
+def outputs(trainer: "Trainer", num_shards: int | None = None) -> tuple[dict[int, Any], Setting]:
+    """The outputs and targets of that batch by shard, and the setting for what is computed of them."""
+    return trainer._everyone("outputs"), setting(trainer, num_shards)
+
+
+def setting(trainer: "Trainer", num_shards: int | None = None) -> Setting:
+    """Gives a context with the threads and switches under which a batch is computed."""
+    works, _ = trainer._works(np.zeros(1), trainer._run.step, num_shards or trainer._num_shards(1))
+    return lambda: trainer._backend.computing(works[0])
 
 
 def rows(trainer: "Trainer", inputs: Iterator[Any]) -> Any:

@@ -15,6 +15,7 @@ from lockstep.checkpoint import Checkpoint, Snapshot, find, write
 from lockstep.core import batches, digest, hyperparameters, plan
 from lockstep.core.arguments import show
 from lockstep.core.breakdown import Breakdown
+from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.metrics import Sums
 from lockstep.core.reduction import Reduction
 from lockstep.data import source
@@ -49,6 +50,7 @@ class Trainer:
         start: Callable[[Sequence[str]], Team],
         devices: Sequence[str],
         run: Run,
+        metric_objects: MetricObjects | None = None,
     ) -> None:
         self.stop_training = False
         self.history = History(tuple(devices))
@@ -60,6 +62,7 @@ class Trainer:
         self._start = start
         self._devices = tuple(devices)
         self._run = run
+        self._metric_objects = metric_objects or MetricObjects([], None)
         self._open_team: Team | None = start(self._devices)
         self._team_devices = self._open_team.devices
         self._batch_size: int | None = None
@@ -131,7 +134,8 @@ class Trainer:
                 )
             return self._backend.norm(member.total)
 
-        return Logs(sums, self._backend.columns, norm)
+        found = self._metric_objects.of_batch(*forward.outputs(self)) if self._metric_objects else dict
+        return Logs(sums, self._backend.columns, norm, found)
 
     def _train(self, batch: Any) -> Sums:
         run = self._run

@@ -1,11 +1,14 @@
 """The one line: choose a backend, start the world, return a Trainer."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lockstep import devices as names
 from lockstep.backends import choose
-from lockstep.backends.base import Backend, Module, Recipe
+from lockstep.backends.base import Backend, KeepsOutputs, Module, Recipe
+from lockstep.core.metric_kinds import Named, split
+from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
 from lockstep.errors import LaunchError
@@ -30,6 +33,12 @@ def wrap(
     exact: bool = True,
 ) -> Trainer:
     """A trainer for the model on every device: the same bits on any number of them.
+
+    `metrics` are names, functions of `(outputs, targets)` and `lockstep.Metric`, which go through the shards as
+    sums; and metric objects with a state of their own (torchmetrics', `MetricCollection`, any object with
+    `update(outputs, targets)`, `compute()` and `reset()`). Copies of these run in this process alone, on the outputs
+    of the whole batch in order, as the framework's arrays on the CPU: `fit` and `evaluate` give their values over the
+    epoch or the data, `step` those of its batch. `compute()` gives a number, or several in a dict.
 
     `devices` is None (every accelerator; one CPU replica where there is none), a
     count, or a list of names or of the framework's own devices. `shards` is the
@@ -62,8 +71,10 @@ def wrap(
     if seed is None:
         run.seed = module.initial_seed()
     recipe = module.adopt(Recipe(model, optimizer, loss, metrics, Options(precision, clip_norm, exact)))
+    objects, others = split(recipe.metrics)
+    recipe = replace(recipe, metrics=others, keeps_outputs=bool(objects))
     if join.launched():
-        return _joined(recipe, run, module, devices)
+        return _joined(recipe, run, module, devices, objects)
     resolved = names.resolve(devices, module.available(), module.name)
     if shards is not None:
         Plan.even(shards, len(resolved))  # refuses devices without a shard before anything is started
@@ -76,10 +87,10 @@ def wrap(
             backend.spread(groups[0])
         return Alone(backend) if len(groups) == 1 else Crew(backend, home, groups)
 
-    return Trainer(recipe, backend, start, resolved, run)
+    return Trainer(recipe, backend, start, resolved, run, _metric_objects(objects, backend))
 
 
-def _joined(recipe: Recipe, run: Run, module: Module, devices: Any) -> Trainer:
+def _joined(recipe: Recipe, run: Run, module: Module, devices: Any, objects: Sequence[Named]) -> Trainer:
     """The trainer of a process that somebody else launched: one device, and the others over the wire."""
     if not module.joins:
         raise LaunchError(
@@ -96,7 +107,12 @@ def _joined(recipe: Recipe, run: Run, module: Module, devices: Any) -> Trainer:
 
         return Joined(backend, wire, device)
 
-    return Trainer(recipe, backend, start, (device,), run)
+    return Trainer(recipe, backend, start, (device,), run, _metric_objects(objects, backend))
+
+
+def _metric_objects(objects: Sequence[Named], backend: Backend) -> MetricObjects:
+    assert not objects or isinstance(backend, KeepsOutputs)
+    return MetricObjects(objects, backend.outputs if isinstance(backend, KeepsOutputs) else None)
 
 
 def _open(module: Module, recipe: Recipe, devices: Sequence[str]) -> Backend:

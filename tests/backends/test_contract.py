@@ -21,6 +21,7 @@ from lockstep.core.layout import ALIGNMENT
 from lockstep.core.metrics import FIRST_METRIC
 from lockstep.core.options import Options
 from lockstep.errors import ModelError, NonFiniteError, StateError
+from metric_samples import Order
 
 TOLERANCE = 1e-12
 KITS = {
@@ -439,6 +440,41 @@ def test_evaluate_and_forward_take_every_shard_and_change_nothing(kit):
     np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
     assert digests(backend) == before
     assert not backend.touched()
+
+
+@kits
+def test_metric_objects_get_the_whole_batch_in_the_order_of_the_shards(kit):
+    def wrapped(devices=1, shards=8):
+        model = kit.model(WEIGHTS)
+        metrics = {"order": Order(), "accuracy": "accuracy"}
+        optimizer = kit.sgd(model, 0.1)
+        return lockstep.wrap(model, optimizer, kit.cross_entropy(), metrics=metrics, devices=devices, shards=shards)
+
+    if getattr(kit, "own_metrics", False):
+        with pytest.raises(
+            ModelError, match=r"A Keras model's metrics are Keras's: .*Got a Order with update, compute"
+        ):
+            wrapped()
+        return
+    found = []
+    for devices in (1, 3):
+        with wrapped(devices) as trainer:
+            assert len(trainer.devices) == devices
+            evaluated = trainer.evaluate((X, LABELS), batch_size=23)
+            rows = trainer.predict(X)
+            logs = dict(trainer.step((X[:5], LABELS[:5])))  # some shards are empty
+            history = trainer.fit((X, LABELS), epochs=2, batch_size=23, validation_data=(X, LABELS), verbose=0).history
+            found.append((evaluated, logs, history, trainer.digest()))
+    assert found[0] == found[1]
+    evaluated, logs, _, _ = found[0]
+    order = Order()
+    order.update(rows, LABELS)
+    np.testing.assert_allclose(evaluated["order"], order.compute(), rtol=TOLERANCE)
+    order.reset()
+    order.update(rows[:5], LABELS[:5])
+    np.testing.assert_allclose(logs["order"], order.compute(), rtol=TOLERANCE)
+    with wrapped(shards=1) as trainer:
+        np.testing.assert_allclose(trainer.evaluate((X, LABELS))["order"], evaluated["order"], rtol=TOLERANCE)
 
 
 @kits

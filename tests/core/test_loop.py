@@ -33,6 +33,9 @@ class Recorded:
         self._trained += 1
         return np.array([float(batch + 1), 1.0, 0.0])
 
+    def others(self):
+        return {}
+
     def columns(self):
         return []
 

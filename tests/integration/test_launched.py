@@ -151,6 +151,22 @@ history = trainer.fit((x, y), epochs=5, batch_size=30, callbacks=[Stop()], verbo
 tell(trainer._run.step, len(history.epoch), trainer.digest())
 """
 
+# Every process has the values of all of them, also the one that runs no callbacks; and stops where the first one stops.
+METRIC_OBJECTS = """
+from metric_samples import MacroF1, Order
+
+with lockstep.wrap(
+    Dense([11, 9, 4], seed=1 + index, dtype="float32"), SGD(0.1), "cross_entropy",
+    metrics={"order": Order(), "macro": MacroF1(4)}, shards=8
+) as counting:
+    stop = lockstep.EarlyStopping("val_macro_f1", mode="max", patience=1)
+    options = {"batch_size": 61, "validation_data": (x[:40], y[:40]), "callbacks": [stop], "verbose": 0}
+    history = counting.fit((x, y), epochs=9, **options).history
+    logs = counting.step((x[:50], y[:50]))
+    evaluated = counting.evaluate((x, y), batch_size=50)
+    tell(len(history["order"]), repr(history).replace(" ", ""), logs["order"], evaluated["macro_f1"])
+"""
+
 STEP = "trainer.step((x[:50], y[:50]))\n"
 
 # Other numbers, other examples, another seed: every process says so, and nobody makes the step.
@@ -276,7 +292,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(folder):
     """What one process says in the stories that one can tell."""
-    stories = {"fit": FIT, "decides": DECIDES, "callbacks": CALLBACKS}
+    stories = {"fit": FIT, "decides": DECIDES, "metrics": METRIC_OBJECTS, "callbacks": CALLBACKS}
     stories |= {"begun": SAVED + 'train("begun", epochs=1)', "whole": SAVED + 'train("whole")'}
     return by_story(outputs(script(**stories), folder))
 
@@ -284,7 +300,8 @@ def alone(folder):
 @pytest.fixture(scope="module")
 def world(folder, alone):
     """What each of two processes says in every story; the last one ends them."""
-    stories = {"fit": FIT, "decides": DECIDES, "others": OTHER_BATCHES, "evaluate": EVALUATE, "callbacks": CALLBACKS}
+    stories = {"fit": FIT, "decides": DECIDES, "metrics": METRIC_OBJECTS}
+    stories |= {"others": OTHER_BATCHES, "evaluate": EVALUATE, "callbacks": CALLBACKS}
     stories["batch_end"] = CALLING.format(moment="on_train_batch_end", call="digest()")
     stories["epoch_end"] = CALLING.format(moment="on_epoch_end", call="evaluate((x, y))")
     stories["failing"] = FAILING
@@ -352,6 +369,11 @@ def test_the_first_process_decides(world, alone):
     """Its state, its learning rate, its weights and its callbacks; the others follow."""
     assert alone["decides"][0][:2] == ["5", "1"]
     assert said(world, "decides") == [alone["decides"]] * 2
+
+
+def test_metric_objects_have_the_same_values_in_every_process(world, alone):
+    assert 2 <= int(alone["metrics"][0][0]) <= 9
+    assert said(world, "metrics") == [alone["metrics"]] * 2
 
 
 def test_a_process_with_another_batch_stops_all(world):

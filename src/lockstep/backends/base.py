@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums
 from lockstep.core.options import Options
+from lockstep.core.outputs import ShardOutputs
 from lockstep.core.reduction import Criterion
 
 Node = Mapping[str, Any]
@@ -49,6 +50,7 @@ class Recipe:
     metrics: Any
     options: Options
     habits: Habits = Habits()
+    keeps_outputs: bool = False  # whether metric objects in the controlling process need what the shards give
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,13 @@ class Deferred(Protocol):
 
     def waits_for_batch(self) -> bool:
         """Whether the variables are yet to be made, by the next step or evaluation."""
+
+
+@runtime_checkable
+class KeepsOutputs(Protocol):
+    """Extra protocol for backends that hand outputs and targets to metric objects in the controlling process."""
+
+    outputs: ShardOutputs  # of the shards of the last command
 
 
 class Module(Protocol):

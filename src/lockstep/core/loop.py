@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lockstep.core.metric_kinds import merge
 from lockstep.core.metrics import Column, Sums, results
 from lockstep.errors import BatchError
 
@@ -18,8 +19,14 @@ from lockstep.errors import BatchError
 class Totals(Mapping[str, float]):
     """Running means over the steps of an epoch or an evaluation; they are worked out when they are read."""
 
-    def __init__(self, columns: Callable[[], list[Column]], sums: Sums | None = None) -> None:
+    def __init__(
+        self,
+        columns: Callable[[], list[Column]],
+        sums: Sums | None = None,
+        others: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
         self._columns = columns
+        self._others = others  # the values of metric objects, which are no sums
         self.sums: Sums = np.zeros(0) if sums is None else sums
 
     def add(self, sums: Sums) -> None:
@@ -28,15 +35,16 @@ class Totals(Mapping[str, float]):
 
     def __getitem__(self, name: str) -> float:
         """One value by name."""
-        return results(self.sums, self._columns())[name]
+        found = results(self.sums, self._columns())
+        return found[name] if name in found else self._others()[name]
 
     def __iter__(self) -> Iterator[str]:
         """The names."""
-        return iter(results(self.sums, self._columns()))
+        return iter(merge(results(self.sums, self._columns()), self._others()))
 
     def __len__(self) -> int:
         """The number of values."""
-        return 1 + len(self._columns())
+        return 1 + len(self._columns()) + len(self._others())
 
 
 @dataclass
@@ -66,6 +74,9 @@ class Loop(Protocol):
     def columns(self) -> list[Column]:
         """The metrics in a step's sums."""
 
+    def others(self) -> Mapping[str, float]:
+        """The values of the metric objects over the epoch so far."""
+
     @property
     def validates(self) -> bool:
         """Whether there is a validation."""
@@ -88,7 +99,7 @@ def fit(loop: Loop, place: Place, epochs: int, steps_per_epoch: int | None, chai
     while place.epoch < epochs and not place.stopped:
         chain.on_epoch_begin(place.epoch)
         started = clock() - place.seconds
-        totals = Totals(loop.columns, place.sums)
+        totals = Totals(loop.columns, place.sums, loop.others)
         begun = place.batch
         left = None if steps_per_epoch is None else max(steps_per_epoch - place.batch, 0)
         for batch in islice(loop.batches(place.batch), left):
@@ -104,7 +115,8 @@ def fit(loop: Loop, place: Place, epochs: int, steps_per_epoch: int | None, chai
             raise BatchError(
                 f"An epoch holds at least one batch. Epoch {place.epoch + 1} of {epochs} had none. Give more data."
             )
-        logs = dict(totals if place.batch > begun else place.logs)  # may wait for a device, as part of the epoch
+        # May wait for a device, as part of the epoch.
+        logs = dict(totals) if place.batch > begun else merge(place.logs, loop.others())
         place.seconds = clock() - started
         _end(loop, place, logs, chain)
         place.stopped |= loop.stops()

@@ -33,7 +33,8 @@ class Metric:
     """A metric of your own, as sums and what to make of them in the end.
 
     `sums(outputs, targets)` gives the sums of one shard, `result(sums)` the value
-    once all are added.
+    once all are added. What is no function of such sums (AUROC, a median) is a metric
+    object: anything with `update(outputs, targets)`, `compute()` and `reset()`.
 
     >>> def squares(outputs, targets):
     ...     return ((outputs - targets) ** 2).sum(), len(targets)

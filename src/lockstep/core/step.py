@@ -146,6 +146,11 @@ class Member:
             except Exception:
                 return Reduction.ASSUMED
 
+    def outputs(self, work: "Work") -> dict[int, Any]:
+        """The outputs and targets of the shards that this process computed last, where the backend keeps them."""
+        kept: dict[int, Any] = self.backend.outputs.take()  # type: ignore[attr-defined]  # only a KeepsOutputs is asked
+        return kept
+
     def digests(self, work: "Work") -> dict[int, dict[str, str]]:
         """The digest of every array of the state, as each of this process's replicas has it."""
         return dict(zip(work.pieces, digest.of_copies(self.backend.copies()), strict=True))

@@ -9,12 +9,25 @@ import lockstep
 from backends.kit import EXAMPLE_WEIGHTS, GAPPED, IGNORED, LABELS, VALUES, WEIGHTS, Form, X
 from lockstep.backends import keras as module
 
-__all__ = ["compiles", "cross_entropy", "forms", "model", "module", "normalized", "nudge", "set_rate", "sgd", "weights"]
+__all__ = [
+    "compiles",
+    "cross_entropy",
+    "forms",
+    "model",
+    "module",
+    "normalized",
+    "nudge",
+    "own_metrics",
+    "set_rate",
+    "sgd",
+    "weights",
+]
 
 if keras.config.backend() == "tensorflow" and not tf.config.list_physical_devices("GPU"):
     tf.config.threading.set_intra_op_parallelism_threads(1)
 keras.config.set_floatx("float64")  # a compiled loss is cast to it
 compiles = True
+own_metrics = True  # metric objects of other libraries are refused
 
 
 def dense(weights, index, **options):

@@ -24,6 +24,7 @@ from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, loss, resolve
+from lockstep.core.outputs import ShardOutputs
 from lockstep.core.reduction import Criterion
 from lockstep.errors import LockstepError, ModelError
 
@@ -40,8 +41,9 @@ class JaxBackend:
         self._recipe = recipe
         self._metrics = resolve(recipe.metrics, metrics.named(recipe.loss))
         self._replicas = Replicas(recipe)
-        shards = Shards(self._replicas.model, recipe.loss, self._metrics, options.precision)
-        self._passes = Passes(self._replicas, shards)
+        shards = Shards(self._replicas.model, recipe.loss, self._metrics, options.precision, recipe.keeps_outputs)
+        self.outputs = ShardOutputs(recipe.keeps_outputs, batches.to_numpy, batches.on_cpu)
+        self._passes = Passes(self._replicas, shards, self.outputs)
         self._work: Work | None = None
         self.spread(names)
         self.versions: Mapping[str, str] = devices.versions(names)
@@ -176,7 +178,7 @@ class JaxBackend:
         """The outputs of each shard, without training."""
         self._start(lambda piece: piece)
         for shard, outputs in self._passes.forward(work):
-            yield shard, jax.tree.map(lambda value: batches.widened(np.asarray(value)), outputs)
+            yield shard, jax.tree.map(batches.to_numpy, outputs)
 
     def native(self, outputs: Any) -> Any:
         """Outputs as JAX's arrays on the first replica's device."""

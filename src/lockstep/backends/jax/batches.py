@@ -91,9 +91,15 @@ def on_host(leaf: Any) -> NDArray[Any]:
     return np.asarray(leaf)
 
 
-def widened(value: NDArray[Any]) -> NDArray[Any]:
+def to_numpy(value: Any) -> NDArray[Any]:
     """Outputs as numpy has them; it has no bfloat16, so those leave as float32."""
-    return value.astype(np.float32) if value.dtype == jax.numpy.bfloat16 else value
+    found = np.asarray(value)
+    return found.astype(np.float32) if found.dtype == jax.numpy.bfloat16 else found
+
+
+def on_cpu(value: NDArray[Any]) -> Any:
+    """An array of JAX's on the CPU, in memory of its own."""
+    return jax.device_put(value, jax.local_devices(backend="cpu")[0], may_alias=False)
 
 
 def _numbers(leaf: Any) -> NDArray[Any]:

@@ -24,8 +24,8 @@ class Round:
     """A leaf on every device, or on some: what they have computed in turn."""
 
     vectors: Mapping[str, Any]  # dtype -> (rows, length), each row on its own device
-    read: Callable[[int, Any, Any], Sums]  # waits for the sums of a shard
-    started: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)  # row -> (shard, its sums, what they are)
+    read: Callable[[Any, Any, Any], Sums]  # waits for the sums of a shard
+    started: dict[int, tuple[Any, Any, Any]] = field(default_factory=dict)  # row -> (place, its sums, what they are)
 
     def sums(self, row: int) -> Sums:
         """The sums of a row's shard, on the host."""

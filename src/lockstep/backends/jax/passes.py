@@ -20,14 +20,15 @@ from lockstep.backends.jax.shards import Found, Shards
 from lockstep.backends.jax.sums import Reader
 from lockstep.core.matches import check_labels
 from lockstep.core.metrics import Sums
+from lockstep.core.outputs import ShardOutputs
 
 
 class Passes:
     """Forward and backward passes of shards, from the state of the replicas."""
 
-    def __init__(self, replicas: Replicas, shards: Shards) -> None:
+    def __init__(self, replicas: Replicas, shards: Shards, outputs: ShardOutputs | None = None) -> None:
         self.shards = shards
-        self.reader = Reader()
+        self.reader = Reader(outputs)
         self.found: Found | None = None  # of the shard started last
         self._replicas = replicas
         self._last: Total | None = None  # of the step before, where it was one program
@@ -42,7 +43,7 @@ class Passes:
         leaves: dict[int, Lazy] = {}
         for places in rounds(self._pieces(work)):
             vectors: list[Any] = [None] * len(places)
-            one = Round({}, partial(self.reader.step, work.step, fields))
+            one = Round({}, partial(self.reader.step, work, fields))
             for row, place in enumerate(places):
                 if place is not None:
                     alone = work.num_shards == 1
@@ -50,7 +51,7 @@ class Passes:
                     share = self._replicas.scalar(place.examples / work.num_examples)
                     vectors[row], values = self._run(run, row, place, work, share, np.asarray(place.shard == 0))
                     _check_labels(found, place)
-                    one.started[row] = place.shard, values, found
+                    one.started[row] = place, values, found
                     self.found = found
                     leaves[place.shard] = Leaf(fields.layout, one, row, executables.total)
             one.vectors = executables.joined(vectors, fields.lengths)
@@ -71,7 +72,7 @@ class Passes:
             state = self._replicas.copies[0][2]  # a leaf needs none; that of then would only take memory
             return leaf(0, params, rest, state, arrays, key)
 
-        total = Total(fields.layout, gradient, partial(self.reader.step, work.step, fields, place.shard, sums, found))
+        total = Total(fields.layout, gradient, partial(self.reader.step, work, fields, place, sums, found))
         self._replicas.expect(total, [tuple(after)])
         self._last = total
         return total
@@ -83,10 +84,10 @@ class Passes:
         for row, place in self._places(work):
             run, found = self._replicas.executables.sums(self.shards, place, work.summed)
             share = self._replicas.scalar(place.examples / work.num_examples)
-            started.append((place.shard, self._run(run, row, place, work, share), found))
+            started.append((place, self._run(run, row, place, work, share), found))
             _check_labels(found, place)
-        for shard, values, found in started:
-            yield shard, self.reader.read(values, found)
+        for place, values, found in started:
+            yield place.shard, self.reader.read(work, place, values, found)
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
         """The outputs of each shard, without training."""

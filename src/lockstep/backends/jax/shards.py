@@ -50,8 +50,11 @@ class Found:
 class Shards:
     """The functions of one shard that are compiled."""
 
-    def __init__(self, model: Model, loss: Any, chosen: list[Metric], precision: str | None) -> None:
+    def __init__(
+        self, model: Model, loss: Any, chosen: list[Metric], precision: str | None, keeps_outputs: bool = False
+    ) -> None:
         self._model = model
+        self._keeps_outputs = keeps_outputs
         self._term = losses.of(loss)
         self._metrics = chosen
         self._short = jnp.bfloat16 if precision == "bf16" else None
@@ -137,7 +140,7 @@ class Shards:
         return lambda *inputs, **named: jax.tree.map(self._wide, model(*self._cast(inputs), **self._cast(named)))
 
     def _measure(self, term: Term, share: Share, found: Found) -> Any:
-        """[loss, weight, divided, metric sums ...] of one shard, before the host's scales."""
+        """[loss, weight, divided, metric sums ...] of one shard, before the host's scales; outputs and targets."""
         found.labels = term.labels
         values: list[tuple[Any, float]] = [(term.loss, term.scale), (term.weight, 1.0), (term.divided, 1.0)]
         columns: list[Column] = []
@@ -155,7 +158,8 @@ class Shards:
             columns.append(Column(name, 2))
         found.divided = not (isinstance(term.divided, float) and term.divided == 0.0)  # a traced one may be anything
         found.columns, found.scales = columns, np.array([scale for _, scale in values], np.float64)
-        return jnp.stack([jnp.asarray(jax.lax.stop_gradient(value)).astype(fields.wide()) for value, _ in values])
+        vector = jnp.stack([jnp.asarray(jax.lax.stop_gradient(value)).astype(fields.wide()) for value, _ in values])
+        return vector, (term.outputs, term.targets) if self._keeps_outputs else None
 
     def _cast(self, tree: Any) -> Any:
         """Floats in the short type, where mixed precision was asked for."""

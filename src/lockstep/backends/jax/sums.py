@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.backends.base import Work
+from lockstep.backends.jax.batches import Place
 from lockstep.backends.jax.fields import Fields
 from lockstep.backends.jax.shards import Found
 from lockstep.core.metrics import FIRST_METRIC, LOSS, Column, Sums
+from lockstep.core.outputs import ShardOutputs
 from lockstep.errors import ModelError, NonFiniteError
 
 
 class Reader:
     """Reads sums, and sees to it that every shard of a command names the same metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, outputs: ShardOutputs | None = None) -> None:
+        self._outputs = outputs
         self.columns: Sequence[Column] = []
         self._found: Found | None = None  # of the last shard of this command
 
@@ -27,18 +31,22 @@ class Reader:
         """A new command, which may name other metrics."""
         self._found = None
 
-    def read(self, sums: Any, found: Found) -> NDArray[np.float64]:
-        """The sums of a shard in float64; waits for them."""
+    def read(self, work: Work, place: Place, values: Any, found: Found) -> NDArray[np.float64]:
+        """The sums of a shard in float64; waits for them, and keeps its outputs where these are wanted."""
+        sums, pair = values
+        if pair is not None and self._outputs is not None:
+            outputs, targets = pair
+            self._outputs.keep(work, place.shard, outputs, targets, place.examples)
         if self._found is not None and self._found.names != found.names:
             raise _other_names(found)
         self.columns, self._found = found.columns, found
         return np.asarray(sums, np.float64) * found.scales
 
-    def step(self, step: int, fields: Fields, shard: int, sums: Any, found: Found) -> Sums:
+    def step(self, work: Work, fields: Fields, place: Place, sums: Any, found: Found) -> Sums:
         """The sums of a shard as a layout has them, with what `check` reads at the end; a loss must be finite."""
-        values = self.read(sums, found)
+        values = self.read(work, place, sums, found)
         if not np.isfinite(values[LOSS]):
-            raise NonFiniteError.at(step, shard, float(values[LOSS]))
+            raise NonFiniteError.at(work.step, place.shard, float(values[LOSS]))
         size = fields.layout.fields[-1].size
         room = size - len(fields.names) - 2
         if len(values) > room:

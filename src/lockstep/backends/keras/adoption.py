@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from lockstep.backends.base import Habits, Recipe
-from lockstep.backends.keras.refusals import check_compiled, check_model
+from lockstep.backends.keras.refusals import check_compiled, check_metrics, check_model
 from lockstep.core.metrics import Metric
 from lockstep.core.objective import Objective
 from lockstep.errors import ModelError
@@ -20,6 +20,7 @@ def adopt(recipe: Recipe) -> Recipe:
     """The recipe with whatever the model was compiled with."""
     model = recipe.model
     check_model(model)
+    check_metrics(recipe.metrics)
     metrics = _metrics(recipe.metrics)
     if metrics and isinstance(recipe.loss, Objective):
         raise ModelError(
@@ -41,6 +42,8 @@ def adopt(recipe: Recipe) -> Recipe:
                 auto_scale_loss=before is None or isinstance(before.optimizer, keras.optimizers.LossScaleOptimizer),
             )
     check_compiled(model)
+    compiled = getattr(model, "_compile_metrics", None)
+    check_metrics([getattr(compiled, name, None) or () for name in ("_user_metrics", "_user_weighted_metrics")])
     loss = recipe.loss or model.loss
     habits = Habits("keras", (Finishing,), lists=True)
     return replace(recipe, optimizer=model.optimizer, loss=loss, metrics=(), habits=habits)

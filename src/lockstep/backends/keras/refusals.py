@@ -7,6 +7,7 @@ import keras
 
 from lockstep.backends.base import Recipe
 from lockstep.core.batches import describe
+from lockstep.core.metric_kinds import METHODS
 from lockstep.errors import BatchError, ModelError, OptimizerError
 
 _HOMES = {"tensorflow": "tensorflow", "torch": "torch", "jaxlib": "jax", "jax": "jax"}
@@ -49,6 +50,20 @@ def check_model(model: Any) -> None:
             f"Got {metric.name!r}, which the model keeps itself. Use compile(metrics=[...]), or return its value from "
             f"an objective: return loss, {{{metric.name!r}: value}}."
         )
+
+
+def check_metrics(metrics: Any) -> None:
+    """Refuses metric objects of other libraries, which Keras would call as functions and average."""
+    for metric in keras.tree.flatten(metrics):
+        if isinstance(metric, str | keras.metrics.Metric):
+            continue
+        methods = [method for method in METHODS if callable(getattr(metric, method, None))]
+        if methods:
+            raise ModelError(
+                "A Keras model's metrics are Keras's: names, functions of (y_true, y_pred) or keras.metrics. Got a "
+                f"{type(metric).__name__} with {', '.join(methods)}. Use keras.metrics (AUC, F1Score, ...), or give "
+                "the object the outputs of trainer.predict."
+            )
 
 
 def check_compiled(model: Any) -> None:

@@ -52,6 +52,11 @@ def flat(array: Any) -> Any:
     return classic(array).reshape((-1,))
 
 
+def detached(value: Any) -> Any:
+    """An array without the graph that it was computed in; anything else as it is."""
+    return value.detach() if is_array(value) else value
+
+
 def total(array: Any) -> Any:
     """The sum of all elements in float64, as a vector of one."""
     vector = flat(array)

@@ -23,6 +23,7 @@ from lockstep.core import seeds, tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, resolve
+from lockstep.core.outputs import ShardOutputs
 from lockstep.core.reduction import Criterion
 from lockstep.errors import PlanError
 
@@ -51,7 +52,10 @@ class MxnetBackend:
             check_optimizer(self._updates.optimizer)
         self._stored = Stored(self._replicas, self._updates)
         self._loss = losses.criterion(recipe.loss)
-        self._shards = Shards(recipe.model, self._loss, resolve(recipe.metrics, metrics.named(self._loss)))
+        self.outputs = ShardOutputs(recipe.keeps_outputs, inputs.host, inputs.on_cpu)
+        self._shards = Shards(
+            recipe.model, self._loss, resolve(recipe.metrics, metrics.named(self._loss)), self.outputs
+        )
         self._statistics = Statistics(self._replicas)
         self._watch = draws.Watch(recipe.model, self._loss)
         self._trained: dict[str, tuple[int, Any]] = {}

@@ -63,6 +63,11 @@ def host(value: Any) -> Any:
     return value.asnumpy() if is_array(value) else value
 
 
+def on_cpu(value: Any) -> Any:
+    """An array of the script's kind on the CPU."""
+    return put(value, mx.cpu(), wide=True)
+
+
 def call(block: Any, inputs: Any) -> Any:
     """The block's outputs: a tuple is spread, a dict goes by the names of its forward function."""
     if isinstance(inputs, Mapping):

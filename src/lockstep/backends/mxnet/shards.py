@@ -22,9 +22,10 @@ from lockstep.backends.mxnet.losses import Share, Term
 from lockstep.backends.mxnet.nodes import Marks, Vectors
 from lockstep.backends.mxnet.replicas import Replicas
 from lockstep.core import seeds
-from lockstep.core.batches import count
+from lockstep.core.batches import count, transform
 from lockstep.core.metrics import FIRST_METRIC, LOSS, Column, Metric, Sums, ratio
 from lockstep.core.objective import Objective
+from lockstep.core.outputs import ShardOutputs
 from lockstep.errors import LockstepError, ModelError, NonFiniteError
 
 CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusion matrix of 32 classes
@@ -33,9 +34,10 @@ CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusio
 class Shards:
     """Computes shards of one block, each on the context it is given."""
 
-    def __init__(self, block: Any, loss: Any, chosen: list[Metric]) -> None:
+    def __init__(self, block: Any, loss: Any, chosen: list[Metric], outputs: ShardOutputs) -> None:
         self._block = block
         self._loss = loss
+        self._kept_outputs = outputs
         self._term = losses.of(loss)
         self._metrics = chosen
         room = sum(2 if metric.result is ratio else CUSTOM_SUMS for metric in chosen)
@@ -85,6 +87,7 @@ class Shards:
                 term = self._term(self._block, batch, piece, share)
             if self._wide and term.per_example:  # gluon's rescale_grad is a float32 number, too coarse here
                 term = replace(term, divided=True, per_example=False)
+            self._keep(work, shard, term, share)
             values = self._measure(term, share)
             self._losses.append((shard, values[0]))
             if term.root is None:
@@ -162,6 +165,11 @@ class Shards:
                 raise NonFiniteError.at(step, shard, number)
         raise NonFiniteError.at(step, self._losses[0][0], float(sums[LOSS]))
 
+    def _keep(self, work: Work, shard: int, term: Term, share: Share) -> None:
+        if self._kept_outputs.wanted:
+            outputs, targets = (transform(each, arrays.detached) for each in (term.outputs, term.targets))
+            self._kept_outputs.keep(work, shard, outputs, targets, share.examples)
+
     # -- forward only
 
     def show(self, work: Work, replicas: Replicas) -> None:
@@ -178,6 +186,7 @@ class Shards:
         with self._alone(work, shard, context):
             batch = put(piece, context, self._wide)
             term = self._term(self._block, batch, piece, share)
+            self._keep(work, shard, term, share)
             values = self._measure(term, share)
             out = nd.zeros((self._room,), ctx=context, dtype="float64")
             self._write(values, out, context)

@@ -14,15 +14,14 @@ import numpy as np
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work, arrays
 from lockstep.backends.numpy import metrics
-from lockstep.backends.numpy.network import SGD, CrossEntropy, Dense, Floats, SquaredError, read_array
+from lockstep.backends.numpy.network import LOSSES, SGD, CrossEntropy, Dense, Floats, SquaredError, read_array
 from lockstep.core import seeds, tree
 from lockstep.core.batches import count
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, Column, Sums, resolve
+from lockstep.core.outputs import ShardOutputs
 from lockstep.core.weights import split_batch
 from lockstep.errors import BatchError, ModelError, NonFiniteError, OptimizerError, StateError
-
-_LOSSES = {"cross_entropy": CrossEntropy(), "mse": SquaredError()}
 
 
 class NumpyBackend:
@@ -35,13 +34,14 @@ class NumpyBackend:
     def __init__(self, recipe: Recipe, devices: Sequence[str]) -> None:
         if not isinstance(recipe.optimizer, SGD):
             raise OptimizerError(f"A Dense goes with lockstep.backends.numpy.SGD. Got {recipe.optimizer!r}.")
-        loss = _LOSSES.get(recipe.loss, recipe.loss) if isinstance(recipe.loss, str) else recipe.loss
+        loss = LOSSES.get(recipe.loss, recipe.loss) if isinstance(recipe.loss, str) else recipe.loss
         if not isinstance(loss, CrossEntropy | SquaredError):
             raise ModelError(f"A Dense's loss is 'cross_entropy', 'mse' or an object of theirs. Got {recipe.loss!r}.")
         self.devices = tuple(devices)
         self._recipe = recipe
         self._loss = loss
         self._metrics = resolve(recipe.metrics, metrics.named(loss))
+        self.outputs = ShardOutputs(recipe.keeps_outputs, np.array)
         self._replicas = [(recipe.model, recipe.optimizer)]
         self._replicas += [copy.deepcopy((recipe.model, recipe.optimizer)) for _ in devices[1:]]
         self._layout = Layout.of(
@@ -78,6 +78,7 @@ class NumpyBackend:
                 inputs, targets, weights = _parts(piece)
                 generator = np.random.Generator(np.random.PCG64(seeds.shard(work.seed, work.step, shard)))
                 values = model.forward(inputs, generator)
+                self.outputs.keep(work, shard, values[-1], targets, len(inputs))
                 sums, slope = self._weigh(values[-1], targets, weights, work)
                 if not np.isfinite(sums[0]):
                     raise NonFiniteError.at(work.step, shard, float(sums[0]))
@@ -174,8 +175,9 @@ class NumpyBackend:
         for replica, pieces in work.pieces.items():
             for shard, piece in pieces.items():
                 inputs, targets, weights = _parts(piece)
-                sums, _ = self._weigh(self._model(replica)(inputs), targets, weights, work)
-                yield shard, np.array(sums)
+                outputs = self._model(replica)(inputs)
+                self.outputs.keep(work, shard, outputs, targets, len(inputs))
+                yield shard, np.array(self._weigh(outputs, targets, weights, work)[0])
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
         """The outputs of each shard, without dropout."""

@@ -140,3 +140,6 @@ def read_array(value: Any) -> Floats:
     if array.dtype == object or array.dtype.kind in "USc":
         raise BatchError(f"numpy's model takes arrays of real numbers. Got {array.dtype}. Use .astype(float).")
     return array
+
+
+LOSSES: dict[str, Any] = {"cross_entropy": CrossEntropy(), "mse": SquaredError()}

@@ -14,9 +14,10 @@ from lockstep.backends.tensorflow import nodes, settings, sources, state
 from lockstep.backends.tensorflow.program import Copy, Program
 from lockstep.backends.tensorflow.shards import Leaf, Shards
 from lockstep.backends.tensorflow.stepping import Stepping
-from lockstep.core.batches import transform
+from lockstep.core.batches import count, transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums
+from lockstep.core.outputs import ShardOutputs
 from lockstep.core.reduction import Criterion
 from lockstep.errors import ModelError, NonFiniteError
 
@@ -31,6 +32,7 @@ class TensorflowBackend:
         self.versions: Mapping[str, str] = settings.versions()
         self._program = program
         self._exact = recipe.options.exact
+        self.outputs = ShardOutputs(recipe.keeps_outputs, _to_numpy, _on_cpu)
         self._stepping = Stepping(program, recipe.options.clip_norm)
         self._shards = Shards(program, devices, self._exact)
         self._layout: Layout | None = None
@@ -73,6 +75,7 @@ class TensorflowBackend:
         self._prepare(work)
         layout = self.layout(work.phase)
         for shard, leaf in self._shards.leaves(work, self._own()):
+            self._keep(work, shard, leaf.pair)
             if not math.isfinite(leaf.sums[0]):
                 raise NonFiniteError.at(work.step, shard, float(leaf.sums[0]))
             self._write(into[shard], layout, leaf, len(self._program.trained()), first=shard == 0)
@@ -139,7 +142,14 @@ class TensorflowBackend:
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Loss and metrics of each shard in evaluation mode."""
         self._prepare(work)
-        yield from self._shards.sums(work, self._own())
+        for shard, (sums, pair) in self._shards.sums(work, self._own()):
+            self._keep(work, shard, pair)
+            yield shard, sums
+
+    def _keep(self, work: Work, shard: int, pair: Any) -> None:
+        if pair is not None:
+            outputs, targets = tf.nest.map_structure(lambda each: _plain(each) if tf.is_tensor(each) else each, pair)
+            self.outputs.keep(work, shard, outputs, targets, count(work.shards[shard]))
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
         """The outputs in evaluation mode."""
@@ -240,6 +250,15 @@ def _tensor(value: Any) -> Any:
 def _variable(variable: Any) -> Any:
     """The tf.Variable inside a Keras variable."""
     return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def _to_numpy(value: Any) -> Any:
+    return _plain(value) if tf.is_tensor(value) else np.array(value)
+
+
+def _on_cpu(value: Any) -> Any:
+    with tf.device("/CPU:0"):
+        return tf.convert_to_tensor(value)
 
 
 def _plain(value: Any) -> Any:

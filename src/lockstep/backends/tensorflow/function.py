@@ -8,6 +8,7 @@ training, and one called `seed` gets the shard's seed for TensorFlow's stateless
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from lockstep.backends.base import Recipe
@@ -37,6 +38,7 @@ class Function:
         self._metrics = resolve(recipe.metrics, metrics.named(recipe.loss))
         self.room = sum(2 if metric.result is ratio else metrics.ROOM for metric in self._metrics)
         self.room += metrics.ROOM if isinstance(recipe.loss, Objective) else 0
+        self._keeps_outputs = recipe.keeps_outputs
         self.optimizer.build(_trainable(recipe.model))
 
     def trained(self) -> dict[str, Any]:
@@ -62,7 +64,8 @@ class Function:
         with self._standing_in(own):
             weighed = self._loss(lambda inputs: self._call(inputs, seeds, training), batch, share)
             sums, columns = metrics.measure(self._metrics, weighed, share.examples)
-        return weighed.term(own.kept, sums, columns)
+        term = weighed.term(own.kept, sums, columns)
+        return replace(term, pair=(weighed.outputs, weighed.targets)) if self._keeps_outputs else term
 
     def outputs(self, own: Copy, inputs: Any, seeds: Any) -> Any:
         """The function's outputs."""

@@ -45,6 +45,7 @@ class Term:
     columns: Sequence[Column] = field(default=())
     there: Any = True  # whether this shard weighs anything; one that does not has no gradient
     share: Any = None  # by what the gradient is still to be multiplied
+    pair: Any = None  # outputs and targets, where metric objects need them
 
 
 class Program(Protocol):

@@ -31,6 +31,7 @@ class Leaf(NamedTuple):
     kept: Sequence[Any]  # None where nothing changed
     sums: Any
     there: Any  # whether the shard weighs anything
+    pair: Any = None  # outputs and targets, where metric objects need them
 
 
 class Task(NamedTuple):
@@ -62,9 +63,9 @@ class Shards:
         """Every shard's leaf, on the host."""
         return ((shard, _finished(leaf)) for shard, leaf in self._run(work, own, self._leaf))
 
-    def sums(self, work: Work, own: Copy) -> Iterator[tuple[int, Any]]:
-        """Every shard's sums, without training."""
-        return ((shard, np.array(sums)) for shard, sums in self._run(work, own, self._sums))
+    def sums(self, work: Work, own: Copy) -> Iterator[tuple[int, tuple[Any, Any]]]:
+        """Every shard's sums without training, and its outputs and targets where metric objects need them."""
+        return ((shard, (np.array(sums), pair)) for shard, (sums, pair) in self._run(work, own, self._sums))
 
     def outputs(self, work: Work, own: Copy) -> Iterator[tuple[int, Any]]:
         """Every shard's outputs, without training."""
@@ -143,12 +144,12 @@ class Shards:
             for before, after in zip(own.kept, term.kept, strict=True)
         ]
         dense = [None if each is None else _dense(each, term.share) for each in gradients]
-        return Leaf(dense, kept, _vector(term), tf.convert_to_tensor(term.there))
+        return Leaf(dense, kept, _vector(term), tf.convert_to_tensor(term.there), term.pair)
 
     def _sums(self, own: Copy, batch: Any, drawn: Any, share: Share, columns: list[Column]) -> Any:
         term = self._program.term(own, batch, share._replace(alone=False), drawn, training=False)
         columns[:] = term.columns
-        return _vector(term)
+        return _vector(term), term.pair
 
     def _outputs(self, own: Copy, inputs: Any, drawn: Any, share: Share, columns: list[Column]) -> Any:
         return self._program.outputs(own, inputs, drawn)

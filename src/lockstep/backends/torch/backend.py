@@ -21,6 +21,7 @@ from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, resolve
+from lockstep.core.outputs import ShardOutputs
 from lockstep.core.reduction import Criterion
 
 
@@ -39,7 +40,8 @@ class TorchBackend:
         loss = recipe.loss.to(self._device) if isinstance(recipe.loss, torch.nn.Module) else recipe.loss
         self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
         chosen = resolve(recipe.metrics, metrics.named(loss))
-        self._shards = Shards(self._replica, loss, chosen, self._options)
+        self.outputs = ShardOutputs(recipe.keeps_outputs, inputs.host_output, torch.tensor, inputs.to_cpu)
+        self._shards = Shards(self._replica, loss, chosen, self._options, self.outputs)
         self._loss, self._surroundings = loss, Surroundings(loss, recipe.model)
         self._scaler = Scaler(2.0**16) if self._options.precision == "fp16" else Scaler()
         self._last_scale = self._scaler.scale

@@ -97,6 +97,24 @@ def host_output(value: Any) -> Any:
     return host(value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value)
 
 
+def copied(nest: Any) -> Any:
+    """A nest with every tensor as numpy in memory of its own: a model may write to its outputs once more."""
+    return transform(nest, lambda value: np.array(host_output(value)) if isinstance(value, torch.Tensor) else value)
+
+
+def to_cpu(metric: Any) -> Any:
+    """A metric object with its own tensors on the CPU.
+
+    In a launched world torchmetrics would gather by itself: what every process has already, and as often as one looks.
+    """
+    if not isinstance(metric, torch.nn.Module):
+        return metric
+    for each in metric.modules():
+        if hasattr(each, "sync_on_compute"):
+            vars(each).update(sync_on_compute=False, _to_sync=False)
+    return metric.to("cpu")
+
+
 def call(model: torch.nn.Module, inputs: Any) -> Any:
     """The model's outputs: a tuple of inputs is spread, a dict goes in by name."""
     if isinstance(inputs, Mapping):

@@ -17,7 +17,7 @@ from lockstep.backends.base import Node, Work
 from lockstep.backends.torch import generators, losses, metrics, settings
 from lockstep.backends.torch.buffers import Statistics, of_loss, writes
 from lockstep.backends.torch.compiled import check_compiled, name_modules
-from lockstep.backends.torch.inputs import call, put
+from lockstep.backends.torch.inputs import call, copied, put
 from lockstep.backends.torch.kept import Kept
 from lockstep.backends.torch.losses import Share, Term
 from lockstep.backends.torch.replica import Replica
@@ -27,6 +27,7 @@ from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, Column, Metric, Sums, ratio
 from lockstep.core.objective import Objective
 from lockstep.core.options import Options
+from lockstep.core.outputs import ShardOutputs
 from lockstep.errors import BatchError, ExactError, ModelError, NonFiniteError
 
 Value = TypeVar("Value")
@@ -63,10 +64,13 @@ class Fields:
 class Shards:
     """Computes the shards of one replica."""
 
-    def __init__(self, replica: Replica, loss: Any, chosen: list[Metric], options: Options) -> None:
+    def __init__(
+        self, replica: Replica, loss: Any, chosen: list[Metric], options: Options, outputs: ShardOutputs
+    ) -> None:
         self._replica = replica
         self._term = losses.of(loss)
         self._metrics = chosen
+        self._kept_outputs = outputs
         self._precision = options.precision
         self._own_metrics = isinstance(loss, Objective)
         own = list(loss.modules()) if isinstance(loss, nn.Module) else []
@@ -165,7 +169,10 @@ class Shards:
     def _forward(self, work: Work, shard: int, piece: Any, alone: bool) -> tuple[Term, Share]:
         share = Share(count(piece), work.num_examples, alone, work.summed)
         with self._alone(work, shard):
-            return self._term(self._replica.model, put(piece, self._replica.device), share), share
+            term = self._term(self._replica.model, put(piece, self._replica.device), share)
+        if self._kept_outputs.wanted:
+            self._kept_outputs.keep(work, shard, copied(term.outputs), copied(term.targets), share.examples)
+        return term, share
 
     @contextmanager
     def _alone(self, work: Work, shard: int) -> Iterator[None]:

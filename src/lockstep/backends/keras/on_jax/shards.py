@@ -48,4 +48,4 @@ class KerasShards(Shards):
         found.divided = not (isinstance(term.divided, float) and term.divided == 0.0)
         found.columns = self._compiled.measures.columns()
         found.scales = np.array([term.scale, *[1.0] * (sum(each.size for each in flat) - 1)])
-        return jnp.concatenate(flat)
+        return jnp.concatenate(flat), None

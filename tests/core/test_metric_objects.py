@@ -1,0 +1,374 @@
+"""Metric objects: which they are, what they get, and their state in a checkpoint."""
+
+import re
+from collections import Counter, OrderedDict, deque
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lockstep.core import object_state, outputs
+from lockstep.core.metric_kinds import is_metric_object, merge, split
+from lockstep.core.metric_objects import MetricObjects
+from lockstep.core.metrics import Metric
+from lockstep.core.outputs import ShardOutputs, join_shards
+from lockstep.errors import BatchError, ModelError, StateError
+from metric_samples import Auroc, MacroF1
+
+
+class Sum:
+    """A sum of outputs, and whatever `made` gives beside it."""
+
+    def __init__(self, result=float):
+        self.total, self.result = 0.0, result
+
+    def update(self, outputs, targets):
+        self.total += outputs.sum()
+
+    def compute(self):
+        return self.result(self.total)
+
+    def reset(self):
+        self.total = 0.0
+
+
+class WithoutReset:
+    def update(self, outputs, targets):
+        pass
+
+    def compute(self):
+        return 0.0
+
+
+class Indexed(Sum):
+    def update(self, outputs, targets, indexes):
+        pass
+
+
+class Weighed(Sum):
+    def update(self, value, weight=1.0):
+        pass
+
+
+class Named(Sum):
+    def update(self, *, logits, labels):
+        pass
+
+
+class OfKeras:
+    def update_state(self, y_true, y_pred):
+        pass
+
+    def result(self):
+        return 0.0
+
+    def reset_state(self):
+        pass
+
+    def __call__(self, y_true, y_pred):
+        return 0.0
+
+
+class Function:
+    def __call__(self, outputs, targets):
+        return 0.0
+
+
+def passes(*metrics, names=None):
+    """A pass of these objects, over numpy's arrays."""
+    given = dict(zip(names, metrics, strict=True)) if names else list(metrics)
+    return MetricObjects(split(given)[0], ShardOutputs(True, np.asarray)).start()
+
+
+def batch(*values):
+    return {shard: (np.array(each, float), np.zeros(len(each))) for shard, each in enumerate(values)}
+
+
+@pytest.fixture
+def nothing():
+    """No threads or switches to set."""
+    return nullcontext
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [(Auroc(), True), (len, False), (Function(), False), (Function, False), ("mse", False), (Metric(len), False)],
+)
+def test_which_are_metric_objects(metric, expected):
+    assert is_metric_object(metric) is expected
+
+
+def test_split_keeps_the_form_and_the_names():
+    auroc, f1 = Auroc(), MacroF1(2)
+    assert split(["mse", auroc, len]) == ([("Auroc", False, auroc)], ["mse", len])
+    assert split({"a": "mse", "b": f1}) == ([("b", True, f1)], {"a": "mse"})
+    assert split(auroc) == ([("Auroc", False, auroc)], [])  # without a list, as people write it
+    assert split(("mse",)) == ([], ("mse",))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (
+            [WithoutReset()],
+            "A metric object has update(outputs, targets), compute() and reset(). Got WithoutReset with update and "
+            "compute, without reset. Add it, or give a function of (outputs, targets) or a lockstep.Metric.",
+        ),
+        ([Auroc], "A metric object is an instance. Got the class Auroc. Write Auroc(...)."),
+        ([OfKeras()], "keras.metrics belong to Keras models. Got OfKeras for another model. Give an object whose "),
+        ([Indexed()], "A metric object takes (outputs, targets). 'Indexed' has update(outputs, targets, indexes). "),
+        ([Weighed()], "A metric object takes (outputs, targets). 'Weighed' has update(value, weight=1.0). "),
+        ({"a": Named()}, "A metric object takes (outputs, targets). 'a' has update(*, logits, labels). Give an object"),
+        ([Auroc(), Auroc()], "Metrics need names of their own. Got ['Auroc', 'Auroc']. Use metrics={'name': metric"),
+        ({"loss": Auroc()}, "Metrics need names of their own. Got ['loss']. Use metrics={'name': metric"),
+        (["Auroc", Auroc()], "Metrics need names of their own. Got ['Auroc', 'Auroc']. Use metrics="),
+    ],
+)
+def test_metrics_that_are_refused(metrics, message):
+    with pytest.raises(ModelError, match=re.escape(message)):
+        split(metrics)
+
+
+def test_two_values_of_one_name():
+    with pytest.raises(ModelError, match="Got accuracy twice, also from a metric object"):
+        merge({"loss": 1.0, "accuracy": 0.5}, {"accuracy": 0.5})
+
+
+def test_the_script_s_object_stays_as_it_is_and_passes_do_not_meet(nothing):
+    mine = Sum()
+    mine.total = 5.0  # it was used before
+    objects = MetricObjects(split([mine])[0], ShardOutputs(True, np.asarray))
+    one, other = objects.start(), objects.start()
+    one.update(batch([1, 2], [3]), nothing)
+    other.update(batch([10]), nothing)
+    step = objects.of_batch(batch([100]), nothing)
+    one.update(batch([4]), nothing)
+    assert (one.values(), other.values(), step()) == ({"Sum": 10.0}, {"Sum": 10.0}, {"Sum": 100.0})
+    one.reset()
+    one.update(batch([7]), nothing)
+    assert one.values() == {"Sum": 7.0}
+    assert mine.total == 5.0
+
+
+def test_shards_are_joined_in_order_also_in_nests():
+    shards = {10: ({"a": np.full(1, 3.0)}, np.array([3])), 2: ({"a": np.array([1.0, 2.0])}, np.array([1, 2]))}
+    found, targets = join_shards(shards)
+    assert found["a"].tolist() == [1.0, 2.0, 3.0]
+    assert targets.tolist() == [1, 2, 3]
+
+
+def test_names_of_several_values(nothing):
+    metric = Sum(lambda total: {"a": total, "b": {"c": np.float32(2)}})
+    given, own = passes(metric, names=["own"]), passes(metric)
+    for each in (given, own):
+        each.update(batch([1.0]), nothing)
+    assert given.values() == {"own_a": 1.0, "own_b_c": 2.0}
+    assert own.values() == {"a": 1.0, "b_c": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("result", "what"),
+    [
+        (lambda total: np.zeros((3, 3)), r"an array of shape \(3, 3\)"),
+        (lambda total: {"a": np.zeros(2)}, r"an array of shape \(2,\)"),
+        (lambda total: (1.0, 2.0), r"\(float, float\)"),
+        (lambda total: None, "NoneType"),
+        (lambda total: np.array(1j), "an array of complex128"),
+    ],
+)
+def test_what_is_no_number_is_refused_at_the_first_batch(result, what, nothing):
+    with pytest.raises(ModelError, match=f"A metric gives one number for each name. Got {what} from compute"):
+        passes(Sum(result)).update(batch([1.0]), nothing)
+
+
+def test_a_metric_without_a_value_yet_is_no_error_at_the_first_batch(nothing):
+    def later(total):
+        if total < 2:
+            raise ValueError("needs two")
+        return total
+
+    one = passes(Sum(later))
+    one.update(batch([1.0]), nothing)
+    with pytest.raises(ValueError, match="needs two"):
+        one.values()
+    one.update(batch([1.0]), nothing)
+    assert one.values() == {"Sum": 2.0}
+
+
+def test_looking_at_a_value_changes_nothing(nothing):
+    class Lowest(Sum):
+        """As torchmetrics' MinMaxMetric, it counts how often somebody looked."""
+
+        def compute(self):
+            self.total -= 1
+            return self.total
+
+    one = passes(Lowest())
+    for _ in range(3):
+        one.update(batch([2.0]), nothing)
+        one.values()
+    assert one.values() == {"Lowest": 5.0}
+
+
+def test_what_an_object_says_about_a_batch_names_it(nothing):
+    class Particular(Sum):
+        def update(self, outputs, targets):
+            raise self.error
+
+    for error, kind, words in [
+        (TypeError("wants indexes"), ModelError, "Calling update.* of 'Particular' with .* fails: wants indexes. Give"),
+        (ValueError("wrong shape"), ValueError, "wrong shape"),
+    ]:
+        metric = Particular()
+        metric.error = error
+        with pytest.raises(kind, match=words) as caught:
+            passes(metric).update(batch([1.0]), nothing)
+        assert kind is ModelError or "of 'Particular' with ndarray(1,)" in caught.value.__notes__[0]
+
+
+def test_an_object_that_cannot_be_copied_or_reset():
+    class Held(Sum):
+        def __deepcopy__(self, memo):
+            raise TypeError("it holds a lock")
+
+    class Tracker(Sum):
+        def reset(self):
+            raise KeyError("0")
+
+    with pytest.raises(ModelError, match=r"'Held' cannot be copied: it holds a lock\. Give its class a __deepcopy__"):
+        passes(Held())
+    with pytest.raises(ModelError, match=r"reset\(\) of 'Tracker' raises KeyError: '0'\. Give the object without"):
+        passes(Tracker())
+
+
+# -- outputs on their way
+
+
+def work(num_examples):
+    return SimpleNamespace(num_examples=num_examples)
+
+
+def test_outputs_of_a_step_that_failed_are_forgotten():
+    kept = ShardOutputs(True, np.asarray)
+    kept.keep(work(4), 0, np.ones(2), np.ones(2), 2)
+    again = work(4)
+    kept.keep(again, 1, [np.zeros(2)], np.zeros(2), 2)
+    found = kept.take()
+    assert list(found) == [1]
+    assert found[1][0][0].tolist() == [0, 0]
+
+
+def test_nothing_is_kept_that_nobody_wants():
+    kept = ShardOutputs(False, np.asarray)
+    kept.keep(None, 0, None, None, 1)
+    assert kept.take() == {}
+
+
+def test_outputs_that_nobody_names():
+    with pytest.raises(ModelError, match=r"needs outputs and targets, and this loss names neither. Use a loss of \(ou"):
+        ShardOutputs(True, np.asarray).keep(work(1), 0, None, None, 1)
+
+
+def test_outputs_too_large_to_gather():
+    rows = np.broadcast_to(np.float64(0), (2, outputs.LIMIT // 32))  # a shard of half the limit
+    kept = ShardOutputs(True, np.asarray)
+    kept.keep(work(3), 0, rows, np.zeros(2, "int8"), 2)
+    with pytest.raises(BatchError, match=r"at most 256 MiB of .* a batch. Got 264 MiB for a batch of 4 .*lockstep.Met"):
+        kept.keep(work(4), 0, rows, np.zeros((2, 2**18)), 2)
+
+
+def test_outputs_that_cannot_be_joined():
+    message = "fails: .*Return such outputs, or use a lockstep.Metric"
+    with pytest.raises(ModelError, match=message):
+        join_shards({0: (np.zeros((2, 3)), np.zeros(2)), 1: (np.zeros((2, 4)), np.zeros(2))})
+    with pytest.raises(ModelError, match=message):
+        join_shards({0: (np.zeros(2), ["a", "b"])})
+
+
+# -- a state in a checkpoint
+
+
+class Rich:
+    """Attributes of every kind that can be saved."""
+
+    def __init__(self):
+        self.rows = []
+        self.table = {}
+        self.function = np.mean
+        self.inner = MacroF1(2)
+        self.ordered = OrderedDict()
+        self.names = set()
+        self.recent = deque()
+        self.pair = (0, None)
+        self.number = np.float32(0)
+        self.local = lambda: 1
+        self.counts = Counter()
+        self.again = self.rows
+
+
+def used():
+    rich = Rich()
+    rich.rows += [np.arange(3), np.float64(2.5)]
+    rich.table[3] = {"deep": [True, None, b"bytes"]}
+    rich.inner.counts += 4
+    rich.ordered["x"] = 1
+    rich.names |= {"a", "b"}
+    rich.recent.extend([1, 2])
+    rich.pair = (1, np.ones((2, 2), "float32"))
+    rich.number = np.float32(7)
+    rich.counts["k"] = 2
+    return rich
+
+
+def test_a_state_comes_back_with_what_is_shared():
+    rich, fresh = used(), Rich()
+    local = fresh.local
+    object_state.load(fresh, object_state.save(rich, Rich(), np.asarray, "rich"), np.array, "rich")
+    assert repr(vars(fresh.inner)) == repr(vars(rich.inner))
+    for name in ("rows", "table", "ordered", "names", "recent", "pair", "number", "counts"):
+        assert repr(getattr(fresh, name)) == repr(getattr(rich, name))
+        assert type(getattr(fresh, name)) is type(getattr(rich, name))
+    assert fresh.again is fresh.rows
+    assert fresh.local is local
+    fresh.inner.update(np.eye(2), np.arange(2))  # and it goes on
+    assert fresh.inner.counts[0, 0] == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (np.random.default_rng(0), "Generator at rich.extra"),
+        ([object()], r"object at rich.extra\[0\]"),
+        ({(1, 2): 3}, r"tuple at rich.extra"),
+        (np.array([object()]), "ndarray at rich.extra"),
+        ([MacroF1(2)], r"MacroF1 at rich.extra\[0\]"),  # an object that a fresh copy does not have
+    ],
+)
+def test_a_state_that_no_checkpoint_can_hold(value, where):
+    rich = Rich()
+    rich.extra = value
+    with pytest.raises(StateError, match=f"Got an? {where}.*Keep arrays instead, or train without a checkpoint"):
+        object_state.save(rich, Rich(), np.asarray, "rich")
+
+
+@pytest.mark.parametrize("nest", [None, {"kind": "object", "number": 0}, {"same": 3}, {"kind": "exec", "number": 0}])
+def test_a_state_that_is_none(nest):
+    nest = {"kind": "object", "number": 9, "content": [["rows", nest or {"keep": True, "x": 1}], 3]}
+    with pytest.raises(StateError, match="The checkpoint does not fit the metric object 'rich'"):
+        object_state.load(Rich(), nest, np.array, "rich")
+
+
+def test_the_state_of_other_objects(nothing):
+    one = passes(Auroc(), names=["auroc"])
+    one.update({0: (np.eye(2), np.array([0, 1]))}, nothing)
+    other = passes(Auroc(), names=["other"])
+    with pytest.raises(StateError, match=r"holds the state of its metric objects: \['auroc'\]. This run has \['other'"):
+        other.load_state(one.state(), True, nothing)
+    with pytest.raises(StateError, match="objects: none"):
+        other.load_state(None, True, nothing)
+    other.load_state(None, False, nothing)
+    again = passes(Auroc(), names=["auroc"])
+    again.load_state(one.state(), True, nothing)
+    again.update({0: (np.eye(2), np.array([1, 0]))}, nothing)
+    assert again.values() == {"auroc": 0.5}
