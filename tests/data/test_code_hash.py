@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.data import arrays, packages
+from lockstep.core import packages
+from lockstep.data import arrays
 from lockstep.data.identity import hash_code
 from lockstep.errors import BatchError
 

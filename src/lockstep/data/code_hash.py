@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from lockstep.data.code_names import list_chains, list_codes, list_imports
-from lockstep.data.packages import describe_package, is_installed
+from lockstep.core.code_names import list_chains, list_codes, list_imports
+from lockstep.core.packages import describe_package, is_installed
 from lockstep.errors import BatchError
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))

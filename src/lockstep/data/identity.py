@@ -1,8 +1,8 @@
 """Identity: a hash of the data and code below a cache, equal in every process that runs the same script.
 
 A cache in a file may only be used again if nothing below it has changed. So the hash covers the arrays (by all their
-bytes, mapped files by name, size and time), the data set, and every function given to `.map`, with what
-these reach. What cannot be followed raises; what code looks up outside of Python (files that it opens, the clock) is not seen.
+bytes, mapped files by name, size and time), the data set, and every function given to `.map`, with what these reach.
+What cannot be followed raises. What code takes from outside of Python (files that it opens, the clock) is not seen.
 """
 
 import hashlib

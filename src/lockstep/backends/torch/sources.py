@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from lockstep.core import generators, seeds
 from lockstep.core.batches import top
 from lockstep.core.generators import Apart
+from lockstep.core.held_generators import IsolatedGenerators, find_generators, seed_generators
 from lockstep.errors import BatchError
 
 # What a loader was made with, and passes on to the one that reads in its place. Not its generator, which belongs to
@@ -69,6 +70,8 @@ class StreamLoaderSource(_Source):
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
         """The loader's batches; those before `start` are read and dropped."""
         apart = generators.of_loader(self._loader, self._seed, index)
+        held = find_generators(self._loader.dataset, self._loader.collate_fn)
+        seed_generators(held, seeds.derive("loader", self._seed, index))  # a resumed epoch begins with the same
         with apart:
             iterator = iter(self._loader)
         return map(top, islice(apart.over(iterator), start, None))
@@ -130,16 +133,14 @@ class _Answers(Dataset[Any]):
 
     def __getitem__(self, key: Any) -> Any:
         epoch, answer = key
-        found = self._read(epoch, answer)
-        return self._seeded("collate", epoch, answer, lambda: self._collate(found))
+        with IsolatedGenerators(self._dataset, self._collate) as isolated:
+            found = self._read(isolated, epoch, answer)
+            isolated.seed(seeds.derive("collate", self._seed, epoch, *_numbers(answer)))
+            return self._collate(found)
 
-    def _read(self, epoch: int, answer: Any) -> Any:
-        return self._seeded("example", epoch, answer, lambda: self._dataset[answer])
-
-    def _seeded(self, purpose: str, epoch: int, answer: Any, make: Callable[[], Any]) -> Any:
-        with generators.kept():
-            generators.seed(seeds.derive(purpose, self._seed, epoch, *_numbers(answer)))
-            return make()
+    def _read(self, isolated: IsolatedGenerators, epoch: int, answer: Any) -> Any:
+        isolated.seed(seeds.derive("example", self._seed, epoch, *_numbers(answer)))
+        return self._dataset[answer]
 
 
 class _Batches(_Answers):
@@ -149,10 +150,11 @@ class _Batches(_Answers):
         epoch, answer = key
         return super().__getitem__((epoch, answer if hasattr(answer, "__len__") else list(answer)))
 
-    def _read(self, epoch: int, answer: Any) -> Any:
+    def _read(self, isolated: IsolatedGenerators, epoch: int, answer: Any) -> Any:
         if hasattr(self._dataset, "__getitems__"):
-            return self._seeded("example", epoch, answer, lambda: self._dataset.__getitems__(answer))
-        return [super(_Batches, self)._read(epoch, each) for each in answer]
+            isolated.seed(seeds.derive("example", self._seed, epoch, *_numbers(answer)))
+            return self._dataset.__getitems__(answer)
+        return [super(_Batches, self)._read(isolated, epoch, each) for each in answer]
 
 
 def _as_it_is(batch: Any) -> Any:
