@@ -12,10 +12,10 @@ from itertools import islice
 from numbers import Integral
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
-from lockstep.core import generators, seeds
-from lockstep.core.batches import top
+from lockstep.core import generators, huggingface, seeds
+from lockstep.core.batches import describe, leaves, top
 from lockstep.core.generators import Apart
 from lockstep.core.held_generators import IsolatedGenerators, find_generators, seed_generators
 from lockstep.errors import BatchError
@@ -30,10 +30,12 @@ _PASSED_ON = (
 
 def of(data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
     """A source for a DataLoader or a stream of examples; None for anything else, also for what keeps its own state."""
-    if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
+    stateful = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
+    if isinstance(data, IterableDataset) and not (stateful and huggingface.is_batched(data)):
+        collate = _collate_examples if stateful else None
+        return StreamLoaderSource(DataLoader(data, batch_size=batch_size, collate_fn=collate), seed)
+    if stateful:
         return None
-    if isinstance(data, IterableDataset):
-        return StreamLoaderSource(DataLoader(data, batch_size=batch_size), seed)
     if not isinstance(data, DataLoader):
         return None
     samplers = data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)
@@ -155,6 +157,30 @@ class _Batches(_Answers):
             isolated.seed(seeds.derive("example", self._seed, epoch, *_numbers(answer)))
             return self._dataset.__getitems__(answer)
         return [super(_Batches, self)._read(isolated, epoch, each) for each in answer]
+
+
+def _collate_examples(examples: list[Any]) -> Any:
+    """Collates what an IterableDataset with a state_dict gives, if it can be nothing but examples.
+
+    Loaders of whole batches have a state_dict, too, and are IterableDatasets now and then.
+    """
+    sizes = {_length(leaf) for leaf in leaves(examples[0])}
+    if len(sizes) == 1 and None not in sizes:
+        (size,) = sizes
+        raise BatchError(
+            f"An IterableDataset with a state_dict may give examples, or whole batches. This one gives "
+            f"{describe(examples[0])}, which may be one example or a batch of {size}. For examples use "
+            "fit(DataLoader(dataset, batch_size=32)), for batches fit(DataLoader(dataset, batch_size=None))."
+        )
+    return default_collate(examples)
+
+
+def _length(leaf: Any) -> int | None:
+    """Returns the length of the axis that would count a batch's examples; None where there is none."""
+    if isinstance(leaf, list):
+        return len(leaf)
+    shape: Any = getattr(leaf, "shape", ())
+    return int(shape[0]) if len(shape) else None
 
 
 def _as_it_is(batch: Any) -> Any:
