@@ -134,9 +134,9 @@ class StatefulSource:
             first = next(batches, _END)
         if self._is_behind(first):
             raise ExactError(
-                "A loader begins each epoch anew. This one began again where the checkpoint stood, and load_state_dict() "
-                "with the state that it had before does not help: the epochs after a resumed one would be short. Let "
-                "its __iter__ use a loaded state once, or give a DataLoader."
+                "A loader begins each epoch anew. This one began again where the checkpoint stood, also after "
+                "load_state_dict() with the state that it had before, so the epochs after a resumed one would be short. "
+                "Let its __iter__ use a loaded state once, or give a DataLoader."
             )
         yield first
         yield from batches
