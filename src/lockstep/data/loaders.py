@@ -135,7 +135,7 @@ class StatefulSource:
         if self._is_behind(first):
             raise ExactError(
                 "A loader begins each epoch anew. This one began again where the checkpoint stood, also after "
-                "load_state_dict() with the state that it had before, so the epochs after a resumed one would be short. "
+                "load_state_dict() with the state that it had before: epochs after a resumed one would be short. "
                 "Let its __iter__ use a loaded state once, or give a DataLoader."
             )
         yield first
