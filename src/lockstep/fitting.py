@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from lockstep.core import loop
 from lockstep.core.metrics import Column, Sums
 from lockstep.data.source import Source
 from lockstep.errors import BatchError, ExactError, StateError
-from lockstep.launch.termination import Termination
+from lockstep.launch.termination import StopRequested, Termination
 from lockstep.reading import DEFAULT_BATCH_SIZE
 from lockstep.saver import Saver, say
 from lockstep.watch import Watch
@@ -74,7 +74,11 @@ def fit(trainer: "Trainer", read: Callable[[], Source], asked: Asked) -> History
             fitting = Fit(trainer, read, asked, saver, termination)
             stack.callback(fitting.chain.close)
             fitting.begin()
-            loop.fit(fitting, fitting.place, asked.epochs, asked.steps_per_epoch, fitting.chain, time.perf_counter)
+            try:
+                loop.fit(fitting, fitting.place, asked.epochs, asked.steps_per_epoch, fitting.chain, time.perf_counter)
+            except StopRequested:  # between two steps: the readers of a loader were ended, too
+                team.abandon(terminated=True)
+                fitting.save_and_leave()
             fitting.chain.on_train_end(fitting.measured or trainer.history.last())
         team.settle()
     except _Terminated as end:
@@ -247,6 +251,9 @@ class Fit:
         return stop
 
     def batches(self, start: int) -> Iterator[Any]:
+        return self._termination.over(lambda: self._batches(start))
+
+    def _batches(self, start: int) -> Iterator[Any]:
         train, epoch = self._train, self._trainer._run.epoch
         if not start:
             self._metrics.reset()
@@ -292,7 +299,7 @@ class Fit:
 
     def validate(self) -> Mapping[str, float]:
         assert self._validation is not None
-        return forward.evaluate(self._trainer, self._validation)
+        return forward.evaluate(self._trainer, self._validation, self._termination.over)
 
     def record(self, epoch: int, logs: Mapping[str, float], seconds: float) -> None:
         self._trainer._run.epoch += 1
@@ -316,14 +323,18 @@ class Fit:
 
     def _terminate(self) -> None:
         """Answers SIGTERM."""
-        if self._saver is not None and self._termination.asked:
-            step = self._trainer.num_steps
-            self._saver.save(step, self._snapshot)
-            self._saver.finish()
-            raise _Terminated(
-                f"stopped by SIGTERM after step {step}, saved in {self._saver.folder}; "
-                "the same command goes on from there"
-            )
+        if self._termination.asked:
+            self.save_and_leave()
+
+    def save_and_leave(self) -> NoReturn:
+        """Saves the run as it stands between two steps, and ends it."""
+        assert self._saver is not None
+        step = self._trainer.num_steps
+        self._saver.save(step, self._snapshot)
+        self._saver.finish()
+        raise _Terminated(
+            f"stopped by SIGTERM after step {step}, saved in {self._saver.folder}; the same command goes on from there"
+        )
 
     def _snapshot(self) -> Snapshot:
         return self._snapshot_at(self._train.state())

@@ -1,6 +1,6 @@
 """Forward: passes over data that change nothing, for `evaluate` and `predict`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +40,17 @@ def inputs(trainer: "Trainer", data: Any) -> Any:
     return tuple(data)
 
 
-def evaluate(trainer: "Trainer", data: Source) -> dict[str, float]:
-    """Loss and metrics over the data, with every example counted once."""
+def _plainly(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    return begin()
+
+
+def evaluate(
+    trainer: "Trainer", data: Source, over: Callable[[Callable[[], Iterator[Any]]], Iterator[Any]] = _plainly
+) -> dict[str, float]:
+    """Loss and metrics over the data, with every example counted once; `over` reads the batches."""
     metrics = trainer._metric_objects.start()
     totals = loop.Totals(lambda: list(trainer._backend.columns), others=metrics.values)
-    for num_shards, _, shards in _gather(trainer, "evaluate", data.epoch(0)):
+    for num_shards, _, shards in _gather(trainer, "evaluate", over(lambda: data.epoch(0))):
         update(trainer, metrics, num_shards)
         sums = tree.fold([shards.get(shard) for shard in range(num_shards)], np.add)
         assert sums is not None

@@ -128,13 +128,14 @@ def test_a_file_of_other_examples_is_built_anew(tmp_path, other):
     assert flat(indexed(Counted(**other)).cache(path).batch(5)) == flat(indexed(Counted(**other)).batch(5))
 
 
-VARIABLES = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+FOLDERS = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+VARIABLES = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, FOLDERS))}
 BUILD = """
 import sys
 from data.kit import Slow
 from lockstep.data import indexed
 
-print(sum(batch.sum() for batch in indexed(Slow(int(sys.argv[2]))).cache(sys.argv[1]).batch(4)))
+print(sum(batch.sum() for batch in indexed(Slow(int(sys.argv[2]))).cache(sys.argv[1], key="slow").batch(4)))
 """
 
 
@@ -158,7 +159,7 @@ def left(tmp_path):
 def finished(path):
     """What was read to finish a build."""
     dataset = Slow()
-    assert flat(indexed(dataset).cache(path).batch(4)) == flat(indexed(Slow()).batch(4))
+    assert flat(indexed(dataset).cache(path, key="slow").batch(4)) == flat(indexed(Slow()).batch(4))
     assert sorted(os.listdir(path.parent)) == ["build.py", "kept"]
     return dataset.reads
 
@@ -287,9 +288,9 @@ def test_a_mapped_file_that_was_written_anew(tmp_path):
 
 
 def test_a_function_that_is_called_is_part_of_its_callers_identity(monkeypatch):
-    before = identity.of_code(shifted)
+    before = identity.hash_code(shifted)
     monkeypatch.setitem(globals(), "once_more", lambda x: x + 1 if x != 8 else 0)
-    assert identity.of_code(shifted) != before
+    assert identity.hash_code(shifted) != before
 
 
 def test_data_that_changes_between_two_fits_is_kept_anew(tmp_path):
@@ -304,7 +305,7 @@ def test_data_that_changes_between_two_fits_is_kept_anew(tmp_path):
 TOLD = """
 import pickle, sys
 from lockstep.data import identity
-print(identity.of_code(pickle.loads(sys.stdin.buffer.read())))
+print(identity.hash_code(pickle.loads(sys.stdin.buffer.read())))
 """
 
 
@@ -320,7 +321,7 @@ def test_every_process_tells_a_function_alike():
         command, variables = [sys.executable, "-c", TOLD], {**VARIABLES, "PYTHONHASHSEED": seed}
         sent = cloudpickle.dumps(function)
         told = subprocess.run(command, input=sent, env=variables, capture_output=True, check=True).stdout
-        assert told.decode().strip() == str(identity.of_code(function))
+        assert told.decode().strip() == str(identity.hash_code(function))
 
 
 GENERATED = object()

@@ -46,16 +46,17 @@ def test_a_draw_that_was_not_announced(draw, after):
     with pytest.raises(ExactError) as caught:
         list(pipeline)
     assert str(caught.value) == (
-        "What is drawn for an example must follow from the seed. A function given to .map drew from a generator of "
-        "the whole process, for one of the examples 0, 1, 2, 3 … 4 (5 in all). "
-        "Write .map(f, random=True) before .batch."
+        "What is drawn for an example must follow from the seed. A function given to .map drew random numbers for "
+        "one of the examples 0, 1, 2, 3 … 4 (5 in all), from a generator of the whole process, one that it holds, or a "
+        "new one without a seed. Write .map(f, random=True) before .batch: then all of these are seeded for each "
+        "example."
     )
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_a_draw_over_several_examples_of_a_data_set(draw):
     """The data set itself may draw; what comes after .batch may not."""
-    with pytest.raises(ExactError, match="drew from a generator of the whole process"):
+    with pytest.raises(ExactError, match="drew random numbers for"):
         list(indexed(TEN).batch(5).map(draw))
     assert len(list(indexed(TEN).map(draw, random=True).batch(5).map(lambda x: x + 1))) == 2
 
@@ -73,7 +74,7 @@ def test_torch_that_comes_late_is_seeded(base, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch")
     assert flat(base().map(late, random=True).batch(4)) == expected
     monkeypatch.delitem(sys.modules, "torch")
-    with pytest.raises(ExactError, match="drew from a generator of the whole process"):
+    with pytest.raises(ExactError, match="drew random numbers for"):
         list(base().map(late).batch(4))
 
 

@@ -12,7 +12,7 @@ from lockstep.data import ArraySource, IterableSource, arrays, indexed, source, 
 from lockstep.data.loaders import StatefulSource
 from lockstep.data.readers import Readers
 from lockstep.data.source import PipelineSource, StreamSource
-from lockstep.errors import BatchError, StateError
+from lockstep.errors import BatchError, ExactError, StateError
 
 
 def rows(source, epoch=0):
@@ -291,6 +291,116 @@ class Counting:
 
     def load_state_dict(self, state):
         self.epoch, self.place, self.resumed = state["epoch"], state["place"], True
+
+
+class Sticky(Loader):
+    """Begins every epoch with the state that was loaded, as Hugging Face's streams do; cannot say it before."""
+
+    counts = 0
+    loaded = None
+
+    def __iter__(self):
+        self.state = {"place": 0}
+        for place in range((self.loaded or {"place": 0})["place"], 4):
+            self.state = {"place": place + 1}
+            yield np.full(2, place)
+
+    def state_dict(self):
+        return None if self.loaded is None and not hasattr(self, "state") else dict(self.state)
+
+    def load_state_dict(self, state):
+        self.loaded = state
+
+
+@pytest.mark.parametrize("start", [1, 3, 4])
+def test_the_epochs_after_a_resumed_one_are_whole(start):
+    first = source.of(Sticky(), 2, True, 0)
+    expected = values(first.epoch(0), start)
+    state = first.state()
+    again = source.of(Sticky(), 2, True, 0)
+    assert expected + values(again.epoch(0, start, state), 9) == values(first.epoch(0), 9)
+    for index in (1, 2):
+        assert values(again.epoch(index), 9) == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    new = source.of(Sticky(), 2, True, 0)  # saved at the end of an epoch
+    assert values(new.epoch(1, 0, {"place": 4}), 9) == [[0, 0], [1, 1], [2, 2], [3, 3]]
+
+
+class Stuck(Sticky):
+    """Cannot be brought back."""
+
+    def load_state_dict(self, state):
+        self.loaded = state or self.loaded
+
+
+def test_a_loader_that_cannot_be_brought_back_is_refused():
+    again = source.of(Stuck(), 2, True, 0)
+    values(again.epoch(0, 2, {"place": 2}), 9)
+    with pytest.raises(ExactError, match=r"Let its __iter__ use a loaded state once, or give a DataLoader\."):
+        values(again.epoch(1), 9)
+
+
+class Broken(Loader):
+    """Moves on before it fails."""
+
+    def __iter__(self):
+        for place in range(self.start, 4):
+            self.place = place + 1
+            if place == 2 and self.fails:
+                raise KeyError
+            yield np.full(2, place)
+
+
+def test_a_batch_that_was_not_given_is_not_counted():
+    loader = Broken()
+    loader.fails = True
+    first = source.of(loader, 2, True, 0)
+    read = first.epoch(0)
+    assert first.state()["place"] == 0  # a run is saved where it begins
+    with pytest.raises(KeyError):
+        list(read)
+    assert first.state()["place"] == 2
+    loader.fails = False
+    assert values(source.of(loader, 2, True, 0).epoch(0, 2, first.state()), 9) == [[2, 2], [3, 3]]
+
+
+class Dataset:
+    """What is asked of a Hugging Face IterableDataset; its name alone says whose it is."""
+
+    __module__ = "datasets.iterable_dataset"
+
+    def __init__(self, function):
+        self._ex_iterable = type("MappedExamplesIterable", (), {"function": staticmethod(function)})()
+        self.loads = 0
+
+    def __iter__(self):
+        return iter([np.full(2, place) for place in range(4)])
+
+    def state_dict(self):
+        return {"without": "what lies in a shuffle buffer"}
+
+    def load_state_dict(self, state):
+        self.loads += 1
+
+
+def _batch_fn(unbatched):
+    return unbatched
+
+
+_batch_fn.__module__ = Dataset.__module__
+
+
+def test_a_hugging_face_stream_is_read_and_dropped_because_its_state_leaves_out_a_shuffle_buffer():
+    data = Dataset(_batch_fn)
+    found = source.of(data, 2, True, 0)
+    assert found.resumes == "by reading and dropping"
+    assert found.state() is None
+    assert values(found.epoch(1, 2, found.state()), 9) == [[2, 2], [3, 3]]
+    assert data.loads == 0
+
+
+def test_a_hugging_face_stream_of_examples_is_told_how_to_make_batches():
+    with pytest.raises(BatchError, match=r"Use fit\(dataset\.batch\(32\)\), or lockstep\.data\.stream\(dataset\)\.bat"):
+        source.of(Dataset(lambda example: example), 2, True, 0)
 
 
 def test_a_loaders_state_at_the_end_of_an_epoch():

@@ -33,7 +33,7 @@ SRUN = {
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("SLURM_") or name in TORCHRUN:
+        if name.startswith(("SLURM_", "OMPI_", "PMI", "MPI_")) or name in TORCHRUN:
             monkeypatch.delenv(name)
 
 
@@ -189,4 +189,78 @@ def test_a_worker_was_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert theirs["OMP_NUM_THREADS"] == "1"
     assert theirs["SLURM_JOB_ID"] == "4711"
     monkeypatch.setattr(os, "environ", theirs)
+    assert environment.launched() is None
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "1398865921",
+    "PMIX_RANK": "1",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+MASTER = {"MASTER_ADDR": "node1", "MASTER_PORT": "1234"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        (OPEN_MPI, Launched(1, 2, 1, 2, "127.0.0.1", 20933)),
+        ({**OPEN_MPI, **MASTER}, Launched(1, 2, 1, 2, "node1", 1234)),
+        ({**OPEN_MPI, **MASTER, "OMPI_COMM_WORLD_SIZE": "4"}, Launched(1, 4, 1, 2, "node1", 1234)),
+        # mpirun that was started by srun, or inside an allocation: SLURM counts mpirun's helpers.
+        ({**SRUN, **OPEN_MPI}, Launched(1, 2, 1, 2, "127.0.0.1", 20933)),
+        ({**MPICH, **MASTER}, Launched(1, 2, 1, 2, "node1", 1234)),
+        # srun --mpi=pmi2 or pmix: SLURM's own variables say more.
+        ({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "9"}, Launched(5, 9, 1, 4, "node03", 22041)),
+        ({**SRUN, "PMIX_RANK": "5"}, Launched(5, 9, 1, 4, "node03", 22041)),
+        (
+            {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "3", "MV2_COMM_WORLD_LOCAL_RANK": "0"}
+            | {"MV2_COMM_WORLD_LOCAL_SIZE": "1", **MASTER},
+            Launched(1, 3, 0, 1, "node1", 1234),
+        ),
+        (
+            {"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "3", "JSM_NAMESPACE_LOCAL_RANK": "0"}
+            | {"JSM_NAMESPACE_LOCAL_SIZE": "1", **MASTER},
+            Launched(1, 3, 0, 1, "node1", 1234),
+        ),
+        # A world of one is no world.
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}, None),
+        ({**MPICH, "PMI_SIZE": "1", "PMI_RANK": "0"}, None),
+        ({**SRUN, "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "PMIX_RANK": "0"}, None),
+    ],
+)
+def test_mpirun(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], place: Launched | None) -> None:
+    set_all(monkeypatch, variables)
+    assert environment.launched() == place
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (MPICH, "Got process 1 of 2 (PMI_RANK=1, PMI_SIZE=2) without one. Set MASTER_ADDR and MASTER_PORT for all"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4"}, "Got process 1 of 4 (OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE"),
+        ({**OPEN_MPI, "MASTER_ADDR": "node1"}, "MASTER_PORT is not set, but OMPI_COMM_WORLD_RANK=1"),
+        (
+            {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "1"},
+            "To train in each process alone, uns",
+        ),
+        ({"PALS_RANKID": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}, "Got process 1 of 2 (PALS_RANKID=1, PMI_SIZE=2"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "This process was launched through PMI (PMI_RANK=1, PMI_SIZE=2), which"),
+        ({"PMIX_RANK": "0"}, "This process was launched through PMI (PMIX_RANK=0), which does not tell how many"),
+    ],
+)
+def test_mpirun_without_a_place_to_meet(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    set_all(monkeypatch, variables)
+    with pytest.raises(LaunchError, match=re.escape(message)):
+        environment.launched()
+
+
+def test_a_worker_was_not_launched_by_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, {**OPEN_MPI, **MPICH})
+    monkeypatch.setattr(os, "environ", environment.worker_environment())
     assert environment.launched() is None

@@ -38,7 +38,8 @@ class Examples(NamedTuple):
 class Cache:
     """The place in a pipeline where examples are kept; pipelines that were built on it share it."""
 
-    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, key: str | None = None) -> None:
+        self.key = key  # the script's own name for what lies below
         self.path = None if path is None else Path(os.path.abspath(path))
         self._lock = threading.RLock()
         self._region: Region | None = None
@@ -129,11 +130,11 @@ class Cache:
         if self.path is None:
             with self._lock:
                 self._region = self._region or _memory()
-            return {"path": None, "held": (os.getpid(), self._region.descriptor)}
-        return {"path": self.path, "held": None}
+            return {"path": None, "key": None, "held": (os.getpid(), self._region.descriptor)}
+        return {"path": self.path, "key": self.key, "held": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Cache.__init__(self, state["path"])
+        Cache.__init__(self, state["path"], state["key"])
         self._region = None if state["held"] is None else Region.of_process(*state["held"])
 
 

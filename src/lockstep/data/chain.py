@@ -7,7 +7,7 @@ whether the shuffle stands above or below it.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lockstep.core.batches import Rows
 from lockstep.data import identity
-from lockstep.data.bases import Base, Indexed, checksum
+from lockstep.data.bases import Arrays, Base, Indexed, checksum
 from lockstep.data.cache import Cache
 from lockstep.data.order import Move, Order, Repeat, Shuffle
 from lockstep.data.segment import Map, Segment
@@ -47,7 +47,9 @@ Step = Move | Map | Cache | Batch | Prefetch
 class Chain:
     """The parts of a pipeline, worked out once."""
 
-    def __init__(self, base: Base, steps: Sequence[Step], workers: int | None) -> None:
+    def __init__(
+        self, base: Base, steps: Sequence[Step], workers: int | None, identities: Mapping[int, str] | None = None
+    ) -> None:
         self.base = base
         self.batch = next((step for step in steps if isinstance(step, Batch)), Batch(1, False))
         self.ahead = max((step.num for step in steps if isinstance(step, Prefetch)), default=0)
@@ -57,7 +59,7 @@ class Chain:
         cut = next((index for index, step in enumerate(steps) if isinstance(step, Batch)), len(steps))
         self.moves = [step for step in steps[:cut] if isinstance(step, Move)]
         self.batch_moves = [step for step in steps[cut:] if isinstance(step, Move)]
-        self._identities: dict[int, str] = {}
+        self._identities = dict(identities or {})  # by depth; a pipeline that travels brings them along
         self._last_span: tuple[tuple[int, int], tuple[int, int, int]] | None = (
             None  # every shard of a batch asks for it
         )
@@ -129,11 +131,25 @@ class Chain:
         return checksum(repr((self.base.form, self.moves, self.batch, self.batch_moves, len(self.stages), maps)))
 
     def identity(self, depth: int) -> str:
-        """What tells the examples after so many stages from those of other data or other code."""
+        """Returns a hash of the data and code below the cache at this depth; its key stands for all that is code."""
         if depth not in self._identities:
-            work = [identity.of_segment(stage) for stage in self.stages[:depth] if isinstance(stage, Segment)]
-            self._identities[depth] = hashlib.sha256(repr((identity.of_base(self.base), work)).encode()).hexdigest()
+            cache = self.stages[depth]
+            assert isinstance(cache, Cache)
+            below: Any
+            if cache.key is None:
+                work = [identity.of_segment(stage) for stage in self.stages[:depth] if isinstance(stage, Segment)]
+                below = identity.of_base(self.base), work
+            else:
+                base = identity.of_base(self.base) if isinstance(self.base, Arrays) else self.base.num_examples
+                seeds = [stage.seed for stage in self.stages[:depth] if isinstance(stage, Segment)]
+                below = base, seeds, f"key {cache.key}"
+            self._identities[depth] = hashlib.sha256(repr(below).encode()).hexdigest()
         return self._identities[depth]
+
+    def identities(self) -> dict[int, str]:
+        """Returns the identity of every cache that lies in a file, by its depth."""
+        files = [depth for depth, stage in enumerate(self.stages) if isinstance(stage, Cache) and stage.path]
+        return {depth: self.identity(depth) for depth in files}
 
     def _span(self, epoch: int, batch: int) -> tuple[int, int, int]:
         """The epoch of a batch's examples, and where they start and stop in it."""

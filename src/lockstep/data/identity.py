@@ -1,85 +1,59 @@
-"""Identity: what tells the examples that a cache keeps from others, as text that any process writes alike.
+"""Identity: a hash of the data and code below a cache, equal in every process that runs the same script.
 
-Arrays are told apart by all their bytes, files by name, size and time, the script's own
-code by what Python made of it. What the code looks up as it runs (a data set's
-attributes, files that it opens) is not seen; a cache compares a few examples, too.
+A cache in a file may only be used again if nothing below it has changed. So the hash covers the arrays (by all their
+bytes, mapped files by name, size and time), the data set, and every function given to `.map`, with what these reach.
+What cannot be followed raises. What code takes from outside of Python (files that it opens, the clock) is not seen.
 """
 
-import dis
-import functools
 import hashlib
 import os
-from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 
 from lockstep.core import batches
 from lockstep.data.bases import Arrays, Base, Indexed, address, root
+from lockstep.data.code_hash import CodeHash
 from lockstep.data.segment import Segment
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
+from lockstep.errors import BatchError
 
 
 def of_base(base: Base) -> str:
-    """What tells a base from others."""
+    """Returns a text that differs for other data."""
     if isinstance(base, Arrays):
         return repr((batches.describe(base.opened), [_array(leaf) for leaf in batches.leaves(base.opened)]))
     assert isinstance(base, Indexed)
-    kind = type(base.dataset)
-    reads = [of_code(getattr(kind, name, None)) for name in ("__getitem__", "__getitems__")]
-    return repr((kind.__qualname__, base.num_examples, reads))
+    return repr((base.num_examples, hash_code(base.dataset, "the data set")))
 
 
 def of_segment(segment: Segment) -> str:
-    """What tells Python work from others."""
-    return repr((segment.seed, [(each.random, each.batched, of_code(each.function)) for each in segment.maps]))
+    """Returns a text that differs for other Python work."""
+    maps = [
+        (each.random, each.batched, hash_code(each.function, "the function given to .map")) for each in segment.maps
+    ]
+    return repr((segment.seed, maps))
 
 
-def of_code(value: Any, seen: tuple[Any, ...] = ()) -> Any:
-    """What tells a function from others: its instructions, constants, names and plain surroundings."""
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if isinstance(value, tuple | frozenset):
-        parts = [of_code(each, seen) for each in value]
-        return parts if isinstance(value, tuple) else sorted(map(repr, parts))  # a set's order is chance
-    if isinstance(value, CodeType):
-        return value.co_code.hex(), value.co_names, of_code(value.co_consts, seen)
-    if isinstance(value, functools.partial):
-        return of_code((value.func, value.args, tuple(value.keywords.items())), seen)
-    if isinstance(value, MethodType):
-        return of_code(value.__func__, seen)
-    if isinstance(value, np.ndarray):
-        return _array(value)
-    if not isinstance(value, FunctionType):
-        call = getattr(type(value), "__call__", None)  # noqa: B004, its code is wanted
-        name = getattr(value, "__qualname__", type(value).__qualname__)
-        return name, of_code(call, seen) if isinstance(call, FunctionType) else ""
-    if value.__code__ in seen:
-        return value.__qualname__
-    seen = (*seen, value.__code__)
-    given = value.__defaults__, tuple((value.__kwdefaults__ or {}).items())
-    cells = [_content(cell) for cell in value.__closure__ or ()]
-    return [of_code(each, seen) for each in (value.__code__, given, *cells, *_called(value))]
+def hash_code(value: Any, name: str = "this") -> str:
+    """Returns a hash of a function or data set and of everything that it reaches.
 
-
-def _called(function: FunctionType) -> list[FunctionType]:
-    """The functions of the same script that it names."""
-    names = [each.argval for each in dis.get_instructions(function) if each.opname == "LOAD_GLOBAL"]
-    found = [function.__globals__.get(name) for name in dict.fromkeys(names)]
-    return [each for each in found if isinstance(each, FunctionType) and each.__module__ == function.__module__]
-
-
-def _content(cell: Any) -> Any:
+    >>> hash_code(lambda x: x + 1) == hash_code(lambda x: x + 1)
+    True
+    >>> hash_code(lambda x: x + 1) == hash_code(lambda x: x + 2)
+    False
+    """
     try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
+        return CodeHash(_array).hash(value, name)
+    except RecursionError:
+        raise BatchError(
+            f"cache(path) can only be used again if nothing below it has changed, and {name} is nested too deeply to "
+            'be compared. Use .cache(path, key="1") and another key after every change.'
+        ) from None
 
 
 def _array(leaf: Any) -> str:
     if not isinstance(leaf, np.ndarray) or leaf.dtype.hasobject:
-        return hashlib.sha256(repr(leaf).encode()).hexdigest()
+        return hash_code(leaf.tolist() if isinstance(leaf, np.ndarray) else leaf, "the data")
     file = root(leaf)
     if file is None:
         data = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)

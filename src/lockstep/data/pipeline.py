@@ -72,11 +72,23 @@ class Pipeline:
             raise BatchError(f"A pipeline is batched once. Got .batch({n}) after .batch. Leave one out.")
         return self._with(Batch(_whole("batch", n, 1), check_flag("drop_last", drop_last, BatchError)))
 
-    def cache(self, path: str | os.PathLike[str] | None = None) -> "Pipeline":
-        """Keeps each example as epoch 0 has it, in memory or in a file, where a later run finds it."""
+    def cache(self, path: str | os.PathLike[str] | None = None, key: str | None = None) -> "Pipeline":
+        """Keeps each example as epoch 0 has it, in memory or in a file, where a later run finds it.
+
+        The file is made anew if the data or the code below it has changed: arrays, functions, the objects, modules and
+        global names that these use. What cannot be compared raises. With `key` the data set and functions are not
+        looked at: the file belongs to the key, and you give another one after every change. Files that your code opens
+        are never compared, so put their version into the key.
+        """
+        if key is not None and (path is None or not isinstance(key, str)):
+            raise BatchError(
+                f"A key is a string that names what lies in a file. Got .cache({path!r}, key={key!r}). "
+                'Use .cache(path, key="1").'
+            )
         if isinstance(self.base, Stream):
             raise BatchError("A cache has a row for every example. A stream has no length. Use lockstep.data.indexed.")
-        return self._with(Cache(None if path is None else check_path("path", path, BatchError, "examples.cache")))
+        place = None if path is None else check_path("path", path, BatchError, "examples.cache")
+        return self._with(Cache(place, key))
 
     def prefetch(self, n: int) -> "Pipeline":
         """Prepares the next `n` batches while the devices compute."""
@@ -111,7 +123,7 @@ class Pipeline:
     @cached_property
     def chain(self) -> Chain:
         """The pipeline taken apart."""
-        return Chain(self.base, self.steps, self.workers)
+        return Chain(self.base, self.steps, self.workers, vars(self).get("identities"))
 
     @property
     def fingerprint(self) -> int:
@@ -127,8 +139,9 @@ class Pipeline:
         return replace(self, steps=(*self.steps, step), workers=self.workers if workers is None else workers)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The value, without what was worked out from it."""
-        return {"base": self.base, "steps": self.steps, "workers": self.workers}
+        """The value, without what was computed from it; but code is only compared where the script itself runs."""
+        identities = self.chain.identities()
+        return {"base": self.base, "steps": self.steps, "workers": self.workers, "identities": identities}
 
 
 def arrays(*nest: Any) -> Pipeline:

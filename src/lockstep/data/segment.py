@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.core import batches, generators, seeds
+from lockstep.core import batches, seeds
+from lockstep.core.held_generators import IsolatedGenerators
 from lockstep.data.collate import copied, join, plain, row, stack
 from lockstep.errors import BatchError, ExactError, ExampleError
 
@@ -59,21 +60,27 @@ class Segment:
 
     def _run(self, below: Any, indices: Indices, epochs: Indices) -> Any:
         groups = [[place] for place in range(len(indices))] if self.cached else [list(range(len(indices)))]
-        with _alone(), generators.kept() as before:
-            parts = [self._batched(self._examples(below, indices, epochs, group), indices[group]) for group in groups]
-            if not self.random:
-                _check_undrawn(before, indices)
+        functions = [each.function for each in self.maps]
+        with _alone(), IsolatedGenerators(self.dataset, *functions) as isolated:
+            parts = []
+            for group in groups:
+                examples = self._examples(below, indices, epochs, group, isolated)
+                parts.append(self._batched(examples, indices[group], isolated))
+            if not self.random and isolated.has_moved():
+                raise _drawn(indices)
         return parts[0] if len(parts) == 1 else join(parts)
 
-    def _examples(self, below: Any, indices: Indices, epochs: Indices, group: list[int]) -> Any:
+    def _examples(
+        self, below: Any, indices: Indices, epochs: Indices, group: list[int], isolated: IsolatedGenerators
+    ) -> Any:
         """The batch after every map of one example."""
         single = [each for each in self.maps if not each.batched]
         if self.dataset is None and not single and not isinstance(below, list):
             return below
-        read = self._together(indices, epochs, group) if hasattr(self.dataset, "__getitems__") else None
+        read = self._together(indices, epochs, group, isolated) if hasattr(self.dataset, "__getitems__") else None
         examples = []
         for place in group:
-            self._seed(int(epochs[place]), [int(indices[place])], 0 if read is None else 1)
+            self._seed(isolated, int(epochs[place]), [int(indices[place])], 0 if read is None else 1)
             with _explained(indices[[place]]):
                 if read is not None:
                     example = read[place - group[0]]
@@ -86,23 +93,24 @@ class Segment:
             examples.append(example)
         return stack(examples)
 
-    def _together(self, indices: Indices, epochs: Indices, group: list[int]) -> list[Any]:
+    def _together(self, indices: Indices, epochs: Indices, group: list[int], isolated: IsolatedGenerators) -> list[Any]:
         """The data set's own way to read several at once; what it draws follows from all of them."""
         wanted = [int(index) for index in indices[group]]
-        self._seed(int(epochs[group[0]]), wanted, 0)
+        self._seed(isolated, int(epochs[group[0]]), wanted, 0)
         with _explained(indices[group]):
             found = list(self.dataset.__getitems__(wanted))
         if len(found) != len(wanted):
             raise BatchError(f"__getitems__ gives an example for every index. Got {len(found)} for {len(wanted)}.")
         return found
 
-    def _batched(self, batch: Any, indices: Indices) -> Any:
+    def _batched(self, batch: Any, indices: Indices, isolated: IsolatedGenerators) -> Any:
         for each in self.maps:
             if each.batched:
-                before = generators.states()
+                before = isolated.states()
                 with _explained(indices):
                     batch = batches.transform(batches.top(each(batch)), plain)
-                _check_undrawn(before, indices)
+                if isolated.has_moved(before):
+                    raise _drawn(indices)
                 if batches.count(batch) != len(indices):
                     raise BatchError(
                         "A function after .batch gives back as many examples as it got. "
@@ -110,19 +118,19 @@ class Segment:
                     )
         return batch
 
-    def _seed(self, epoch: int, indices: list[int], stage: int) -> None:
+    def _seed(self, isolated: IsolatedGenerators, epoch: int, indices: list[int], stage: int) -> None:
         if self.random:
             # Work above a cache, or after the data set has read several, draws from elsewhere.
             later = [self.number, stage] if self.number or stage else []
-            generators.seed(seeds.derive("example", self.seed, epoch, *indices, *later))
+            isolated.seed(seeds.derive("example", self.seed, epoch, *indices, *later))
 
 
-def _check_undrawn(before: generators.States, indices: Indices) -> None:
-    if generators.moved(before):
-        raise ExactError(
-            "What is drawn for an example must follow from the seed. A function given to .map drew from a generator "
-            f"of the whole process, for one of the {_named(indices)}. Write .map(f, random=True) before .batch."
-        )
+def _drawn(indices: Indices) -> ExactError:
+    return ExactError(
+        "What is drawn for an example must follow from the seed. A function given to .map drew random numbers for one "
+        f"of the {_named(indices)}, from a generator of the whole process, one that it holds, or a new one without a "
+        "seed. Write .map(f, random=True) before .batch: then all of these are seeded for each example."
+    )
 
 
 @contextmanager

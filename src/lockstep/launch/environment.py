@@ -5,6 +5,7 @@ test builds any cluster in one line and no setting hides in a corner.
 """
 
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 from lockstep.errors import LaunchError
 from lockstep.launch import slurm, tf_config
+from lockstep.launch.slurm import FIRST_PORT, NUM_PORTS
 
 Value = TypeVar("Value")
 
@@ -21,7 +23,49 @@ _LAUNCHER = {
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_STEPID", "TF_CONFIG"),
 }
-_LAUNCHER_PREFIX = "TORCHELASTIC_"
+_LAUNCHER_PREFIXES = (
+    "TORCHELASTIC_",
+    "OMPI_",
+    "PMIX_",
+    "PMI_",
+    "MPI_LOCAL",
+    "MV2_COMM_",
+    "PALS_",
+    "JSM_",
+    "FLUX_TASK_",
+)
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """The variables in which a launcher tells a process its place."""
+
+    rank: str
+    count: str
+    local_rank: str
+    local_count: str
+    job: str = ""  # the same for all processes of a job, and another for each job
+
+    @property
+    def is_here(self) -> bool:
+        return self.rank in os.environ and self.count in os.environ
+
+
+# MPI and its relatives. Not SLURM, whose variables take some reading.
+_OPEN_MPI = _Launcher(
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    job="PMIX_NAMESPACE",
+)
+_MVAPICH = _Launcher(
+    *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
+)
+_JSRUN = _Launcher(
+    *("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE")
+)
+_HYDRA = _Launcher("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # MPICH, Intel MPI
+_CRAY = _Launcher("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE")
+_FLUX = _Launcher("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_TASK_LOCAL_SIZE")
+_MPI = (_OPEN_MPI, _MVAPICH, _JSRUN, _CRAY, _FLUX, _HYDRA)
 
 
 @dataclass(frozen=True)
@@ -63,15 +107,17 @@ def cache_home() -> Path:
 
 
 def launched() -> Launched | None:
-    """Gives this process's place in the world of torchrun, SLURM or TF_CONFIG, or None when nobody launched it."""
+    """Gives this process's place in the world of torchrun, MPI, SLURM or TF_CONFIG, or None when nobody launched it."""
     if "RANK" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1":
         return _from_torchrun()
-    return _from_tf_config() or _from_slurm()
+    # mpirun may itself be started by srun: then SLURM's variables count mpirun's own helpers, one on each node.
+    return _from_tf_config() or _from_mpi() or _from_slurm() or _from_pmi_alone()
 
 
 def signs() -> str:
     """Names the variables that make this process look launched."""
-    names = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_ID", "TF_CONFIG")
+    mpi = [name for launcher in _MPI if launcher.is_here for name in (launcher.rank, launcher.count)]
+    names = dict.fromkeys(("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_ID", *mpi, "PMIX_RANK", "TF_CONFIG"))
     return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
 
@@ -95,7 +141,7 @@ def worker_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in _LAUNCHER and not name.startswith(_LAUNCHER_PREFIX)
+        if name not in _LAUNCHER and not name.startswith(_LAUNCHER_PREFIXES)
     }
 
 
@@ -115,6 +161,48 @@ def _from_tf_config() -> Launched | None:
         return None
     place = _read(tf_config.place, "TF_CONFIG")
     return Launched(*place) if place[1] > 1 else None
+
+
+def _from_mpi() -> Launched | None:
+    """The place that mpirun and its relatives tell; they do not tell where the processes meet."""
+    launcher = next((each for each in _MPI if each.is_here), None)
+    if launcher is None or (launcher is _HYDRA and launcher.local_rank not in os.environ):
+        return None
+    index, count = _read(_whole_number, launcher.rank), _read(_whole_number, launcher.count)
+    if count == 1:
+        return None
+    local_index, local_count = 0, 0
+    if launcher.local_count in os.environ:
+        local_index = _read(_whole_number, launcher.local_rank)
+        local_count = _read(_whole_number, launcher.local_count)
+    if "MASTER_ADDR" in os.environ and local_count:
+        return Launched(
+            index, count, local_index, local_count, _read(str, "MASTER_ADDR"), _read(_whole_number, "MASTER_PORT")
+        )
+    if local_count == count and os.environ.get(launcher.job):
+        port = FIRST_PORT + zlib.crc32(_read(str, launcher.job).encode()) % NUM_PORTS
+        return Launched(index, count, local_index, local_count, "127.0.0.1", port)
+    raise LaunchError(
+        f"Processes that were launched together need an address at which they meet. Got process {index} of {count} "
+        f"({signs()}) without one. Set MASTER_ADDR and MASTER_PORT for all of them: `mpirun -x MASTER_ADDR=node1 "
+        "-x MASTER_PORT=29500` (Open MPI), `mpiexec -genv MASTER_ADDR node1 -genv MASTER_PORT 29500` (MPICH); "
+        f"or start the script with torchrun. To train in each process alone, unset {launcher.rank} and "
+        f"{launcher.count}."
+    )
+
+
+def _from_pmi_alone() -> Launched | None:
+    """Refuses a process that was launched among an unknown number of others, or on a host of unknown company."""
+    lonely = "SLURM_PROCID" in os.environ or any(each.is_here for each in _MPI if each is not _HYDRA)
+    several = os.environ.get("PMI_SIZE", "1") != "1"
+    if several or ("PMIX_RANK" in os.environ and not lonely):
+        names = [name for name in ("PMI_RANK", "PMI_SIZE", "PMIX_RANK") if name in os.environ]
+        said = ", ".join(f"{name}={os.environ[name]}" for name in names)
+        raise LaunchError(
+            f"This process was launched through PMI ({said}), which does not tell how many processes there are on this "
+            f"host. Start the script with torchrun, or unset {' and '.join(names)} to train on this host alone."
+        )
+    return None
 
 
 def _from_slurm() -> Launched | None:

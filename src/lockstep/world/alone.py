@@ -47,7 +47,7 @@ class Alone:
     def settle(self) -> None:
         """Nobody else."""
 
-    def abandon(self) -> None:
+    def abandon(self, terminated: bool = False) -> None:
         """Nobody to tell."""
 
     def replicas(self) -> list[list[int]]:

@@ -90,7 +90,7 @@ class Crew:
     def settle(self) -> None:
         """It travels with the next command."""
 
-    def abandon(self) -> None:
+    def abandon(self, terminated: bool = False) -> None:
         """The workers wait for commands alone."""
 
     def replicas(self) -> list[list[int]]:

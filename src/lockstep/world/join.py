@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from lockstep.devices import is_cpu
-from lockstep.errors import MissingExtra
+from lockstep.errors import LaunchError, MissingExtra
 from lockstep.launch import environment
 from lockstep.world import meeting
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 def launched() -> bool:
     """Whether this process is one of those that a launcher, or the script itself, has brought together."""
-    return _grouped() or meeting.found() is not None or environment.launched() is not None
+    if _grouped() or meeting.found() is not None or environment.launched() is not None:
+        return True
+    _check_ray()
+    return False
 
 
 def device(available: list[str], wanted: Any) -> str:
@@ -71,6 +74,26 @@ def _join(address: str, index: int, count: int, accelerated: bool, on_one_host: 
     if loopback:
         return Wire.join_on_loopback(int(address.rpartition(":")[2]), index, count, accelerated)
     return Wire.join(address, index, count, accelerated)
+
+
+def _check_ray() -> None:
+    """Raises in a worker of Ray Train that was not brought together with the others.
+
+    Ray sets no variables for its workers. Its TorchTrainer makes a process group; JaxTrainer does nothing on CPUs.
+    """
+    context = getattr(sys.modules.get("ray.train"), "get_context", None)
+    if context is None:
+        return
+    try:
+        count = int(context().get_world_size())
+    except Exception:  # outside of a worker it raises
+        return
+    if count > 1:
+        raise LaunchError(
+            f"Processes that were launched together need a process group to meet. Got one of {count} workers of Ray "
+            "Train without one. Use ray.train.torch.TorchTrainer, which makes a group (for JAX and NumPy models, too), "
+            "or ScalingConfig(num_workers=1)."
+        )
 
 
 def _grouped() -> bool:

@@ -25,9 +25,12 @@ from lockstep.errors import ExactError, PeerFailed, WorkerError
 from lockstep.exchange.memory import MemoryExchange
 from lockstep.exchange.torch_distributed import DistributedExchange, Wire
 from lockstep.launch.interrupt import deferred
+from lockstep.launch.termination import StopRequested
 from lockstep.world.team import Value
 
-ABANDONED = -1  # in the place of a call's name
+# In the place of a call's name.
+ABANDONED = -1
+TERMINATED = -2
 
 
 class Joined:
@@ -110,11 +113,11 @@ class Joined:
         with self._call():
             self._agree_on("settle", [])
 
-    def abandon(self) -> None:
+    def abandon(self, terminated: bool = False) -> None:
         """Comes to the others' next call with nothing but that word; where a call itself failed, they know."""
         if not self._calling:
             with suppress(WorkerError):
-                self._wire.gather([ABANDONED, 0, 0, 0])
+                self._wire.gather([TERMINATED if terminated else ABANDONED, 0, 0, 0])
 
     def close(self) -> None:
         """Lets go of the nodes and readers; the world outlives this trainer, for there may be another."""
@@ -156,6 +159,8 @@ class Joined:
         """Everybody's numbers. Every call of the team begins here, so that no two can be taken for one another."""
         everyone = self._wire.gather([_short(method.encode()), *numbers])
         for index, (theirs, *_) in enumerate(everyone):
+            if theirs == TERMINATED:  # SIGTERM has broken off its reading: everybody saves the step before this call
+                raise StopRequested
             if theirs == ABANDONED:
                 raise PeerFailed(
                     f"Every process takes part. Process {index} failed before {method}; its output says why."

@@ -37,8 +37,8 @@ class Team(Protocol):
     def settle(self) -> None:
         """Brings to every process what the first one's callbacks have done to the model."""
 
-    def abandon(self) -> None:
-        """Tells the others that this process has failed between two calls, and will not come to the next."""
+    def abandon(self, terminated: bool = False) -> None:
+        """Tells the others that this process has failed, or was terminated, between two calls: it comes to no other."""
 
     def replicas(self) -> list[list[int]]:
         """The replicas that each process holds."""

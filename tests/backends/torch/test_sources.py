@@ -299,6 +299,52 @@ def test_a_stream_is_read_and_dropped():
     assert [batch[1].tolist() for batch in found.epoch(0, 2)] == whole[2:]
 
 
+class StatefulStream(IterableDataset):
+    """Gives examples and says where it stands; a loaded state is in force for every later epoch."""
+
+    def __init__(self, examples):
+        self.examples, self.place, self.start = examples, 0, 0
+
+    def __iter__(self):
+        for place in range(self.start, len(self.examples)):
+            self.place = place
+            yield self.examples[place]
+
+    def state_dict(self):
+        return {"place": self.place + 1}
+
+    def load_state_dict(self, state):
+        self.start = state["place"]
+
+
+def test_a_stream_of_examples_that_has_a_state_is_batched_and_goes_on_exactly():
+    with wrapped() as trainer:
+        found = trainer._source(StatefulStream(PAIRS), 8, shuffle=True)
+        assert found.resumes == "by reading and dropping"
+        whole = [batch[1].tolist() for batch in found.epoch(0)]
+        assert [len(batch) for batch in whole] == [8, 8, 8, 3]
+        again = trainer._source(StatefulStream(PAIRS), 8, shuffle=True)
+        assert [batch[1].tolist() for batch in again.epoch(0, 2, found.state())] == whole[2:]
+        for index in (1, 2):
+            assert [batch[1].tolist() for batch in again.epoch(index)] == whole
+
+
+def test_examples_that_may_be_batches_are_refused_with_both_readings():
+    sequences = [(torch.full((10, 5), float(index)), torch.arange(10)) for index in range(6)]
+    with wrapped() as trainer:
+        with pytest.raises(BatchError) as caught:
+            next(trainer._source(StatefulStream(sequences), 4, shuffle=True).epoch(0))
+        assert str(caught.value) == (
+            "An IterableDataset with a state_dict may give examples, or whole batches. This one gives "
+            "(Tensor(10, 5), Tensor(10,)), which may be one example or a batch of 10. For examples use "
+            "fit(DataLoader(dataset, batch_size=32)), for batches fit(DataLoader(dataset, batch_size=None))."
+        )
+        for size, count in ((4, 2), (None, 6)):
+            found = trainer._source(DataLoader(StatefulStream(sequences), batch_size=size), 32, shuffle=True)
+            assert len(list(found.epoch(0))) == count
+            assert len(list(found.epoch(0, 1))) == count - 1
+
+
 class Stateful(DataLoader):
     """Like torchdata's: it says where it stands, in tensors."""
 

@@ -12,11 +12,12 @@ from itertools import islice
 from numbers import Integral
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
-from lockstep.core import generators, seeds
-from lockstep.core.batches import top
+from lockstep.core import generators, huggingface, seeds
+from lockstep.core.batches import describe, leaves, top
 from lockstep.core.generators import Apart
+from lockstep.core.held_generators import IsolatedGenerators, find_generators, seed_generators
 from lockstep.errors import BatchError
 
 # What a loader was made with, and passes on to the one that reads in its place. Not its generator, which belongs to
@@ -29,10 +30,12 @@ _PASSED_ON = (
 
 def of(data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
     """A source for a DataLoader or a stream of examples; None for anything else, also for what keeps its own state."""
-    if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
+    stateful = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
+    if isinstance(data, IterableDataset) and not (stateful and huggingface.is_batched(data)):
+        collate = _collate_examples if stateful else None
+        return StreamLoaderSource(DataLoader(data, batch_size=batch_size, collate_fn=collate), seed)
+    if stateful:
         return None
-    if isinstance(data, IterableDataset):
-        return StreamLoaderSource(DataLoader(data, batch_size=batch_size), seed)
     if not isinstance(data, DataLoader):
         return None
     samplers = data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)
@@ -69,6 +72,8 @@ class StreamLoaderSource(_Source):
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
         """The loader's batches; those before `start` are read and dropped."""
         apart = generators.of_loader(self._loader, self._seed, index)
+        held = find_generators(self._loader.dataset, self._loader.collate_fn)
+        seed_generators(held, seeds.derive("loader", self._seed, index))  # a resumed epoch begins with the same
         with apart:
             iterator = iter(self._loader)
         return map(top, islice(apart.over(iterator), start, None))
@@ -130,16 +135,14 @@ class _Answers(Dataset[Any]):
 
     def __getitem__(self, key: Any) -> Any:
         epoch, answer = key
-        found = self._read(epoch, answer)
-        return self._seeded("collate", epoch, answer, lambda: self._collate(found))
+        with IsolatedGenerators(self._dataset, self._collate) as isolated:
+            found = self._read(isolated, epoch, answer)
+            isolated.seed(seeds.derive("collate", self._seed, epoch, *_numbers(answer)))
+            return self._collate(found)
 
-    def _read(self, epoch: int, answer: Any) -> Any:
-        return self._seeded("example", epoch, answer, lambda: self._dataset[answer])
-
-    def _seeded(self, purpose: str, epoch: int, answer: Any, make: Callable[[], Any]) -> Any:
-        with generators.kept():
-            generators.seed(seeds.derive(purpose, self._seed, epoch, *_numbers(answer)))
-            return make()
+    def _read(self, isolated: IsolatedGenerators, epoch: int, answer: Any) -> Any:
+        isolated.seed(seeds.derive("example", self._seed, epoch, *_numbers(answer)))
+        return self._dataset[answer]
 
 
 class _Batches(_Answers):
@@ -149,10 +152,35 @@ class _Batches(_Answers):
         epoch, answer = key
         return super().__getitem__((epoch, answer if hasattr(answer, "__len__") else list(answer)))
 
-    def _read(self, epoch: int, answer: Any) -> Any:
+    def _read(self, isolated: IsolatedGenerators, epoch: int, answer: Any) -> Any:
         if hasattr(self._dataset, "__getitems__"):
-            return self._seeded("example", epoch, answer, lambda: self._dataset.__getitems__(answer))
-        return [super(_Batches, self)._read(epoch, each) for each in answer]
+            isolated.seed(seeds.derive("example", self._seed, epoch, *_numbers(answer)))
+            return self._dataset.__getitems__(answer)
+        return [super(_Batches, self)._read(isolated, epoch, each) for each in answer]
+
+
+def _collate_examples(examples: list[Any]) -> Any:
+    """Collates what an IterableDataset with a state_dict gives, if it can be nothing but examples.
+
+    Loaders of whole batches have a state_dict, too, and are IterableDatasets now and then.
+    """
+    sizes = {_length(leaf) for leaf in leaves(examples[0])}
+    if len(sizes) == 1 and None not in sizes:
+        (size,) = sizes
+        raise BatchError(
+            f"An IterableDataset with a state_dict may give examples, or whole batches. This one gives "
+            f"{describe(examples[0])}, which may be one example or a batch of {size}. For examples use "
+            "fit(DataLoader(dataset, batch_size=32)), for batches fit(DataLoader(dataset, batch_size=None))."
+        )
+    return default_collate(examples)
+
+
+def _length(leaf: Any) -> int | None:
+    """Returns the length of the axis that would count a batch's examples; None where there is none."""
+    if isinstance(leaf, list):
+        return len(leaf)
+    shape: Any = getattr(leaf, "shape", ())
+    return int(shape[0]) if len(shape) else None
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -1,0 +1,15 @@
+"""What Hugging Face's IterableDataset says of itself, without importing it."""
+
+from typing import Any
+
+
+def is_stream(data: Any) -> bool:
+    """Returns whether this is one of Hugging Face's objects that are read one after another."""
+    return type(data).__module__.partition(".")[0] == "datasets"
+
+
+def is_batched(data: Any) -> bool:
+    """Returns whether the last step of the stream is `.batch(n)`, so that it gives batches instead of examples."""
+    function = getattr(getattr(data, "_ex_iterable", None), "function", None)
+    name = getattr(function, "__qualname__", "")
+    return getattr(function, "__module__", "").startswith("datasets.") and "batch" in name

@@ -1,0 +1,55 @@
+"""Packages: whether a module was installed or is the script's own, and which version it has."""
+
+import functools
+import hashlib
+import importlib.metadata
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+_FOLDERS = {"site-packages", "dist-packages"}
+
+
+@functools.cache
+def is_installed(module: str) -> bool:
+    """Returns whether the module counts by its name and version: the standard library, an installed package.
+
+    >>> is_installed("numpy.random"), is_installed("__main__")
+    (True, False)
+    """
+    top = module.partition(".")[0]
+    if top in ("__main__", "__mp_main__", ""):
+        return False
+    return top in sys.stdlib_module_names or top == "lockstep" or (_lies_in_packages(top) and _version(top) != "")
+
+
+def describe_package(module: str) -> str:
+    """Returns a text that changes with the package's version, or with the file of a module that is compiled.
+
+    >>> describe_package("numpy.random").startswith("numpy ")
+    True
+    """
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return f"{top} {platform.python_implementation()} {platform.python_version()}"
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if is_installed(module) or file is None:
+        return f"{top} {_version(top)}"
+    return f"{module} {hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
+
+
+def _lies_in_packages(top: str) -> bool:
+    module: Any = sys.modules.get(top)
+    places = [getattr(module, "__file__", None) or "", *map(str, getattr(module, "__path__", ()))]
+    return any(_FOLDERS & set(Path(place).parts) for place in places)
+
+
+@functools.cache
+def _version(top: str) -> str:
+    """Returns a package's version; an empty text if it has none."""
+    version = getattr(sys.modules.get(top), "__version__", None)
+    if isinstance(version, str):
+        return version
+    names = importlib.metadata.packages_distributions().get(top, ())
+    return " ".join(sorted(importlib.metadata.version(name) for name in set(names)))
