@@ -42,6 +42,7 @@ __all__ = [
 compiles = False
 
 HEAVY = torch.tensor(CLASS_WEIGHTS)
+WEIGHTLESS = torch.tensor(np.where(np.arange(CLASSES) == IGNORED, 0.0, CLASS_WEIGHTS))
 ODDS = np.exp(VALUES) / np.exp(VALUES).sum(1, keepdims=True)
 FLAGS = (VALUES > 0).astype(float)
 PADDING = -100
@@ -265,6 +266,13 @@ def pair_objective(net, batch):
 
 
 @lockstep.objective
+def spreading_pair_objective(net, batch):
+    """A tenth of every loss counts, also in a shard whose weight is 0."""
+    counted = (batch["y"] != IGNORED).double()
+    return (F.cross_entropy(net(batch["x"]), batch["y"], reduction="none") * (counted + 0.1)).sum(), counted.sum()
+
+
+@lockstep.objective
 def measuring_pair_objective(net, batch):
     return pair_objective(net, batch), {"size": batch["x"].abs().mean(1)}
 
@@ -420,6 +428,26 @@ forms = [
         (X, GAPPED, EXAMPLE_WEIGHTS),
         Gapped(),
         lambda net, x, y, w: mean(entropies(net, x, y), w * HEAVY[y] * (y != IGNORED)),
+    ),
+    form(
+        "class weights of 0, smoothed",
+        (X, GAPPED),
+        nn.CrossEntropyLoss(WEIGHTLESS, label_smoothing=0.1),
+        lambda net, x, y: F.cross_entropy(net(x), y, WEIGHTLESS, label_smoothing=0.1),
+    ),
+    form(
+        "class weights of 0, smoothed, and ignored targets",
+        (X, np.where(np.arange(NUM_EXAMPLES) < 20, GAPPED, 3 * (LABELS == IGNORED) + LABELS % 2)),
+        nn.CrossEntropyLoss(WEIGHTLESS, ignore_index=0, label_smoothing=0.1),
+        lambda net, x, y: F.cross_entropy(net(x), y, WEIGHTLESS, ignore_index=0, label_smoothing=0.1),
+    ),
+    form(
+        "class weights of 0, smoothed, and example weights",
+        (X, GAPPED, 0.5 + EXAMPLE_WEIGHTS),
+        nn.CrossEntropyLoss(WEIGHTLESS, label_smoothing=0.1),
+        lambda net, x, y, w: (
+            (entropies(net, x, y, weight=WEIGHTLESS, label_smoothing=0.1) * w).sum() / (WEIGHTLESS[y] * w).sum()
+        ),
     ),
     form(
         "class weights and ignored targets, smoothed",
@@ -602,6 +630,15 @@ forms = [
         NAMED_GAPPED,
         pair_objective,
         lambda net, batch: F.cross_entropy(net(batch["x"]), batch["y"], ignore_index=IGNORED),
+    ),
+    form(
+        "objective of (sum, weight), a shard's weight 0 and its sum not",
+        NAMED_GAPPED,
+        spreading_pair_objective,
+        lambda net, batch: (
+            (entropies(net, batch["x"], batch["y"]) * ((batch["y"] != IGNORED).double() + 0.1)).sum()
+            / (batch["y"] != IGNORED).sum()
+        ),
     ),
     form(
         "objective of (sum, weight) with values",

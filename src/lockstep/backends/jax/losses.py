@@ -104,11 +104,12 @@ def _pair(value: Any, weight: Any, share: Share, counted: Any = None, **rest: An
     """A sum over the shard and what it is to be divided by; `counted` are the weights that add up to it, where known.
 
     Weights of both signs may cancel in a shard that has a gradient all the same; a batch in which they do is refused.
+    A sum whose weight is 0 counts too, unless it is 0 / 0 as in a shard without anything to count.
     """
     weight = jnp.asarray(weight)
     there = weight != 0
-    if counted is not None and not share.alone:
-        there |= jnp.any(counted != 0)
+    if not share.alone:
+        there |= jnp.isfinite(value) & (value != 0) if counted is None else jnp.any(counted != 0)
     loss = jnp.where(there, value, 0)
     if not share.alone:
         return Term(value, loss, weight, 1.0, there=there, **rest)

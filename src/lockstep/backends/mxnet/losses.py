@@ -10,6 +10,7 @@ Only what is already on the host is looked at, so that no shard waits for anothe
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -117,10 +118,17 @@ def _pair(value: Any, weight: Any, share: Share, counted: Any = None, **rest: An
     """A sum over the shard and what it is to be divided by, which is on the host or waited for.
 
     `counted` are the weights that add up to it, where known: those of both signs may cancel in a shard that has a
-    gradient all the same. A batch in which they do is refused.
+    gradient all the same. A batch in which they do is refused. A sum whose weight is 0 counts too, unless it is 0 / 0
+    as in a shard without anything to count.
     """
     number = float(host(weight))
-    if not (number if counted is None or share.alone else counted.any()):
+    if share.alone:
+        counts = number != 0
+    elif counted is not None:
+        counts = bool(counted.any())
+    else:
+        counts = number != 0 or _is_something(float(host(value)))
+    if not counts:
         return Term(None, 0.0, 0.0, True, totalled=True, **rest)
     if share.alone:
         return Term(value / number, value, number, **rest)
@@ -132,6 +140,10 @@ def _sum(loss: Sum, share: Share, **rest: Any) -> Term:
     if loss.count is None:
         return Term(loss.total, loss.total, 0.0, **rest)
     return _pair(*loss, share, **rest)
+
+
+def _is_something(number: float) -> bool:
+    return math.isfinite(number) and number != 0
 
 
 def _models_own(block: Any, batch: Any, known: Any, share: Share) -> Term:

@@ -89,6 +89,7 @@ def pair(value: Any, weight: Any, share: Share, there: Any = None, **rest: Any) 
     """A sum over the shard and what it is to be divided by; a shard that is not `there` is for the host to see.
 
     Weights of both signs may cancel in a shard that has a gradient all the same; a batch in which they do is refused.
+    A sum whose weight is 0 counts too, unless it is 0 / 0 as in a shard without anything to count.
     """
     weight = double(weight)
     nonzero = tf.not_equal(weight, 0)
@@ -96,7 +97,9 @@ def pair(value: Any, weight: Any, share: Share, there: Any = None, **rest: Any) 
         nothing = tf.cast(tf.equal(weight, 0), tf.float64)
         root = value / tf.cast(weight + nothing, value.dtype)
         return Weighed(root, double(value), weight, nothing, there=nonzero, **rest)
-    return Weighed(value, double(value), weight, 1.0, there=nonzero if there is None else there, **rest)
+    if there is None:
+        there = nonzero | (tf.math.is_finite(value) & tf.not_equal(value, 0))
+    return Weighed(value, double(value), weight, 1.0, there=there, **rest)
 
 
 def total(loss: Sum, share: Share, **rest: Any) -> Weighed:

@@ -9,6 +9,7 @@ the loss is the user's own, to the bit.
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -99,12 +100,20 @@ def mean(value: Tensor, share: Share, **rest: Any) -> Term:
     return Term(value * part, loss, share.examples, **rest)
 
 
-def _pair(value: Tensor, weight: Any, share: Share, counted: Tensor | None = None, **rest: Any) -> Term:
-    """A sum over the shard and what it is to be divided by; `counted` are the weights that add up to it, where known.
+def _pair(value: Tensor, weight: Any, share: Share, contributes: Tensor | None = None, **rest: Any) -> Term:
+    """A sum over the shard and what it is to be divided by; `contributes` tells what of the shard can be in the sum.
 
-    Weights of both signs may cancel in a shard that has a gradient all the same; a batch in which they do is refused.
+    A shard is left out only where its sum is 0 by construction: weights of both signs may cancel, and label smoothing
+    gives a loss to targets whose class weighs 0. A batch whose weights sum to 0 is refused.
     """
-    if not (float(weight) if counted is None or share.alone else bool(counted.any())):
+    if share.alone:
+        counts = float(weight) != 0
+    elif contributes is not None:
+        counts = bool(contributes.any())
+    else:  # an objective's: 0 / 0 in a shard without anything to count is no loss
+        total = float(value.detach())
+        counts = float(weight) != 0 or (math.isfinite(total) and total != 0)
+    if not counts:
         return Term(None, 0.0, 0.0, True, **rest)
     if share.alone:
         return Term(value / weight, value.detach(), weight, **rest)
@@ -171,7 +180,8 @@ def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Ter
             if share.alone and float(weight):
                 value = criterion(outputs, targets)
                 return Term(value, value.detach().double() * weight, weight, **rest)
-            return _pair(_reduced(criterion, "sum")(outputs, targets), weight, share, counted, **rest)
+            total = _reduced(criterion, "sum")(outputs, targets)
+            return _pair(total, weight, share, _contributing(criterion, targets, counted), **rest)
         value = read_sum(criterion(outputs, targets))
     except IndexError as error:
         if _of_classes(criterion):
@@ -212,12 +222,13 @@ def _weighted(criterion: Any, outputs: Any, targets: Any, weights: Any, share: S
         return Term(total, total.detach(), 0.0, **rest)
     if _counts_targets(criterion, targets):
         counted = _target_weights(criterion, targets) * spread.double()
+        contributes = _contributing(criterion, targets, counted) & (spread != 0)
     else:
         rows = values.reshape(len(values), -1)
         of_sums = getattr(criterion, "reduction", None) == "batchmean"
         total = ((rows.sum(1) if of_sums else rows.mean(1)) * weights).sum()
-        counted = exact_weights
-    return _pair(total, counted.sum().detach(), share, counted, **rest)
+        counted = contributes = exact_weights
+    return _pair(total, counted.sum().detach(), share, contributes, **rest)
 
 
 def _counts_targets(criterion: Any, targets: Any) -> bool:
@@ -242,6 +253,12 @@ def _target_weights(criterion: Any, targets: Tensor) -> Tensor:
         return counted.double()
     weights: Tensor = criterion.weight.double()
     return torch.where(counted, weights[torch.where(counted, targets, 0).long()], 0)
+
+
+def _contributing(criterion: Any, targets: Tensor, weights: Tensor) -> Tensor:
+    """Which targets have a loss: with label smoothing also those whose own class weighs 0."""
+    smoothed = getattr(criterion, "label_smoothing", 0.0) > 0
+    return targets != criterion.ignore_index if smoothed else weights != 0
 
 
 def _reduced(criterion: Any, reduction: str) -> Any:
