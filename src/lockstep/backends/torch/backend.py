@@ -14,7 +14,7 @@ from lockstep.backends.base import Array, Node, Recipe, State, Work
 from lockstep.backends.torch import generators, hooks, inputs, losses, metrics, pickling, settings, sources
 from lockstep.backends.torch.nodes import Nearby, Vectors
 from lockstep.backends.torch.replica import Replica
-from lockstep.backends.torch.scaler import Scaler
+from lockstep.backends.torch.scaler import HALF, Scaler
 from lockstep.backends.torch.shards import Fields, Shards
 from lockstep.backends.torch.surroundings import Surroundings
 from lockstep.core import tree
@@ -126,7 +126,7 @@ class TorchBackend:
         fields = self._nearby.filled(total).fields
         there = fields.there.tolist()
         self._last_scale = self._scaler.scale
-        self._step(fields, there[: len(self._trained)])
+        self._step(fields, there[: len(self._trained)], work.step)
         statistics = self._shards.statistics
         statistics.apply(fields.buffers, [bool(flag) for flag in there[len(self._trained) :]])
         self._replica.look()
@@ -141,10 +141,10 @@ class TorchBackend:
         """The metrics of the last shard computed."""
         return self._shards.columns
 
-    def _step(self, fields: Fields, there: list[int]) -> None:
+    def _step(self, fields: Fields, there: list[int], step: int) -> None:
         used = [parameter for parameter, flag in zip(self._trained.values(), there, strict=True) if flag]
         views = [field for field, flag in zip(fields.gradients, there, strict=True) if flag]
-        gradients = self._clipped(views)
+        gradients = self._clipped(views, [flag >= HALF for flag in there if flag], step)
         if gradients is None:
             return
         copied = _writes_gradients(self._recipe.optimizer)
@@ -157,10 +157,10 @@ class TorchBackend:
         self._recipe.optimizer.step()
         self._shards.clear()
 
-    def _clipped(self, gradients: list[Tensor]) -> list[Tensor] | None:
-        """The gradients without loss scale, clipped; None where a float16 overflow skips the update."""
+    def _clipped(self, gradients: list[Tensor], halves: list[bool], step: int) -> list[Tensor] | None:
+        """The gradients without loss scale, clipped; None where one that is not finite in float16 skips the update."""
         if self._options.precision == "fp16":
-            unscaled = self._scaler.unscale(gradients)
+            unscaled = self._scaler.unscale(gradients, halves, step)
             if unscaled is None:
                 return None
             gradients = unscaled

@@ -6,7 +6,7 @@ own, and nothing it does is seen by the next.
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from lockstep.backends.torch.inputs import call, copied, put
 from lockstep.backends.torch.kept import Kept
 from lockstep.backends.torch.losses import Share, Term
 from lockstep.backends.torch.replica import Replica
+from lockstep.backends.torch.scaler import HALF, cast_parameters, divisor_of_sum
 from lockstep.core import seeds
 from lockstep.core.batches import count, transform
 from lockstep.core.layout import Layout
@@ -107,13 +108,17 @@ class Shards:
         self.clear()
         term, share = self._forward(work, shard, piece, alone=work.num_shards == 1)
         values = self._measure(term, share)
-        if not math.isfinite(values[0]):
+        scaled = self._precision == "fp16"
+        if not math.isfinite(values[0]) and not scaled:  # the scaler leaves such an update out
             raise NonFiniteError.at(work.step, shard, values[0])
+        shrunk = divisor_of_sum(values[1], *share[:2]) if term.divided and scaled else 1.0
+        cast = cast_parameters(term.root) if term.root is not None and scaled and not share.alone else ()
         if term.root is not None:
             with _explained(work, shard):
                 _check(term.root)
-                (term.root if scale == 1.0 else term.root * scale).backward()  # type: ignore[no-untyped-call]
-        there = _copy_gradients(trained, fields.gradients, term.share)
+                factor = scale / shrunk
+                (term.root if factor == 1.0 else term.root * factor).backward()  # type: ignore[no-untyped-call]
+        there = _copy_gradients(trained, fields.gradients, term.share * shrunk, cast)
         weight = None if share.alone else share.examples / share.total
         there += self.statistics.collect(fields.buffers, weight, first=shard == 0)
         fields.there.copy_(torch.tensor(there))
@@ -227,12 +232,14 @@ def flat(outputs: Any) -> list[Tensor]:
     return found
 
 
-def _copy_gradients(trained: list[Tensor], fields: list[Tensor], share: float) -> list[bool]:
-    """Copies every gradient times its share into the leaf and tells which were there; others count as zero."""
-    targets, sources, there = [], [], []
+def _copy_gradients(trained: list[Tensor], fields: list[Tensor], share: float, cast: Container[int]) -> list[int]:
+    """Copies every gradient times its share into the leaf and flags those that were there; others count as zero."""
+    targets: list[Tensor] = []
+    sources: list[Tensor] = []
+    there: list[int] = []
     for parameter, field in zip(trained, fields, strict=True):
         gradient = parameter.grad
-        there.append(gradient is not None)
+        there.append(0 if gradient is None else 1 + HALF * (id(parameter) in cast or gradient.dtype == torch.float16))
         if gradient is None:
             field.zero_()
         elif gradient.layout != torch.strided:
