@@ -47,12 +47,11 @@ class Term:
     targets: Any = None
     values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
     share: float = 1.0  # by what the gradient is still to be multiplied
+    reading: str = ""  # how a model's own loss was read, which must be one way in all shards
 
 
 def of(loss: Any) -> Callable[[nn.Module, Any, Share], Term]:
-    """The function (model, shard's batch, share) -> Term for whatever the user gave as loss."""
-    if loss is None:
-        return _models_own
+    """The function (model, shard's batch, share) -> Term for what the user gave as loss, but None."""
     if isinstance(loss, Objective):
         return functools.partial(_objective, loss)
     criterion = _criterion(loss)
@@ -125,25 +124,6 @@ def _sum(loss: Sum, share: Share, **rest: Any) -> Term:
     if loss.count is None:
         return Term(loss.total, loss.total.detach(), 0.0, **rest)
     return _pair(loss.total, loss.count, share, **rest)
-
-
-def _models_own(model: nn.Module, batch: Any, share: Share) -> Term:
-    """The loss that the model's output carries."""
-    outputs = call(model, batch)
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-    if not isinstance(loss, Tensor):
-        raise ModelError(
-            "Without a loss the model's output carries one as `.loss`. "
-            f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
-        )
-    if loss.ndim and len(loss) != share.examples:
-        raise ModelError(
-            f"The loss of a model's output is one number, or one per example. Got shape {tuple(loss.shape)} for a "
-            f"shard of {share.examples}. Return its mean."
-        )
-    logits = outputs.get("logits", outputs) if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
-    targets = batch.get("labels") if isinstance(batch, Mapping) else None
-    return mean(loss.mean() if loss.ndim else loss, share, outputs=logits, targets=targets)
 
 
 def _objective(objective: Objective, model: nn.Module, batch: Any, share: Share) -> Term:

@@ -21,19 +21,18 @@ HALF = 1 << 32  # in the flag of a gradient that is there: the backward pass hel
 LARGEST_SCALE = 2.0**127  # of float32, in which gradients are unscaled
 
 
-def divisor_of_sum(weight: float, examples: int, total: int) -> float:
-    """The power of two by which a shard's summed loss is divided before the backward pass, and multiplied after it.
+def power_of_two(weight: float) -> float:
+    """The smallest power of two from `weight` on: a shard's summed loss is divided by it before the backward pass.
 
-    It is near what the whole batch weighs, as far as a shard of `examples` out of `total` can tell, and not below.
-    So float16 holds gradients of the size that the batch's mean has, as under GradScaler, and not of its sum.
+    `weight` is what the whole batch is divided by, as far as the shard can tell. So float16 holds gradients of the size
+    that the batch's mean has, as under GradScaler, and not of its sum. Afterwards they are multiplied by it, exactly.
 
-    >>> divisor_of_sum(weight=12.0, examples=4, total=16), divisor_of_sum(weight=16.0, examples=4, total=16)
-    (64.0, 64.0)
+    >>> power_of_two(48.0), power_of_two(64.0), power_of_two(0.3)
+    (64.0, 64.0, 0.5)
     """
-    estimate = abs(weight) * total / examples
-    if not estimate or not math.isfinite(estimate):
-        estimate = total
-    fraction, exponent = math.frexp(estimate)
+    if not math.isfinite(weight):
+        return 1.0
+    fraction, exponent = math.frexp(weight)
     return math.ldexp(1.0, exponent - (fraction == 0.5))
 
 

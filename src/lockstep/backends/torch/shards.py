@@ -6,7 +6,7 @@ own, and nothing it does is seen by the next.
 
 import math
 import zlib
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,11 +17,13 @@ from lockstep.backends.base import Node, Work
 from lockstep.backends.torch import generators, losses, metrics, settings
 from lockstep.backends.torch.buffers import Statistics, of_loss, writes
 from lockstep.backends.torch.compiled import check_compiled, name_modules
+from lockstep.backends.torch.gradients import copy_gradients, real
 from lockstep.backends.torch.inputs import call, copied, put
 from lockstep.backends.torch.kept import Kept
 from lockstep.backends.torch.losses import Share, Term
+from lockstep.backends.torch.model_loss import ModelLoss
 from lockstep.backends.torch.replica import Replica
-from lockstep.backends.torch.scaler import HALF, cast_parameters, divisor_of_sum
+from lockstep.backends.torch.scaler import cast_parameters, power_of_two
 from lockstep.core import seeds
 from lockstep.core.batches import count, transform
 from lockstep.core.layout import Layout
@@ -41,11 +43,6 @@ def accumulated(tensor: Tensor) -> str:
     if not tensor.is_floating_point() and not tensor.is_complex():
         return "int64"
     return "float64" if tensor.dtype in (torch.float64, torch.complex128) else "float32"
-
-
-def real(tensor: Tensor) -> Tensor:
-    """A complex tensor as pairs of real numbers."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class Fields:
@@ -69,7 +66,8 @@ class Shards:
         self, replica: Replica, loss: Any, chosen: list[Metric], options: Options, outputs: ShardOutputs
     ) -> None:
         self._replica = replica
-        self._term = losses.of(loss)
+        self._term = ModelLoss() if loss is None else losses.of(loss)
+        self._reading = ""
         self._metrics = chosen
         self._kept_outputs = outputs
         self._precision = options.precision
@@ -100,6 +98,7 @@ class Shards:
         """Writes the leaf of one shard."""
         if not self.begun:
             self._kept.keep(training=True)
+            self._reading = ""
         self._kept.run(lambda: self._write(work, shard, piece, trained, fields, scale), lambda _: fields.all)
         if shard == max(work.shards):
             self._kept.check()
@@ -107,22 +106,26 @@ class Shards:
     def _write(self, work: Work, shard: int, piece: Any, trained: list[Tensor], fields: Fields, scale: float) -> None:
         self.clear()
         term, share = self._forward(work, shard, piece, alone=work.num_shards == 1)
+        if term.reading and self._reading not in ("", term.reading):
+            raise _other_readings()
+        self._reading = term.reading or self._reading
         values = self._measure(term, share)
         scaled = self._precision == "fp16"
         if not math.isfinite(values[0]) and not scaled:  # the scaler leaves such an update out
             raise NonFiniteError.at(work.step, shard, values[0])
-        shrunk = divisor_of_sum(values[1], *share[:2]) if term.divided and scaled else 1.0
+        whole = abs(values[1]) * share.total / share.examples if term.divided else 1.0
+        shrunk = power_of_two(whole / term.share or share.total) if scaled else 1.0
         cast = cast_parameters(term.root) if term.root is not None and scaled and not share.alone else ()
         if term.root is not None:
             with _explained(work, shard):
                 _check(term.root)
                 factor = scale / shrunk
                 (term.root if factor == 1.0 else term.root * factor).backward()  # type: ignore[no-untyped-call]
-        there = _copy_gradients(trained, fields.gradients, term.share * shrunk, cast)
+        there = copy_gradients(trained, fields.gradients, term.share * shrunk, cast)
         weight = None if share.alone else share.examples / share.total
         there += self.statistics.collect(fields.buffers, weight, first=shard == 0)
         fields.there.copy_(torch.tensor(there))
-        fields.sums.copy_(_padded(values, len(fields.sums) - 2, [float(self._checksum()), 1.0]))
+        fields.sums.copy_(_padded(values, len(fields.sums) - 2, self._checked(term.reading)))
 
     def sums(self, work: Work, shard: int, piece: Any) -> Tensor:
         """The sums of one shard, without training."""
@@ -210,12 +213,17 @@ class Shards:
         return [float(value) for value in values]
 
     def check_names(self, sums: Sums) -> None:
-        """Raises where a shard of another process has named its metrics otherwise."""
-        if self.begun and sums[-2] != self._checksum() * sums[-1]:
-            raise self._other_names()
+        """Raises where a shard of another process has named its metrics, or read the model's own loss, otherwise."""
+        own, count = self._checked(self._reading)
+        if self.begun and count and sums[-2] != own * sums[-1]:
+            raise _other_readings() if self._reading else self._other_names()
 
-    def _checksum(self) -> int:
-        return zlib.crc32("\n".join(column.name for column in self.columns).encode())
+    def _checked(self, reading: str) -> list[float]:
+        """A number that all shards must have, and 1; zeros for a shard that does not tell how its loss is read."""
+        if isinstance(self._term, ModelLoss) and not reading:
+            return [0.0, 0.0]
+        names = [*(column.name for column in self.columns), reading]
+        return [float(zlib.crc32("\n".join(names).encode())), 1.0]
 
     def _other_names(self) -> ModelError:
         return ModelError(
@@ -232,26 +240,12 @@ def flat(outputs: Any) -> list[Tensor]:
     return found
 
 
-def _copy_gradients(trained: list[Tensor], fields: list[Tensor], share: float, cast: Container[int]) -> list[int]:
-    """Copies every gradient times its share into the leaf and flags those that were there; others count as zero."""
-    targets: list[Tensor] = []
-    sources: list[Tensor] = []
-    there: list[int] = []
-    for parameter, field in zip(trained, fields, strict=True):
-        gradient = parameter.grad
-        there.append(0 if gradient is None else 1 + HALF * (id(parameter) in cast or gradient.dtype == torch.float16))
-        if gradient is None:
-            field.zero_()
-        elif gradient.layout != torch.strided:
-            raise ModelError("Gradients are dense. Got a sparse one. Use torch.nn.Embedding(..., sparse=False).")
-        else:
-            targets.append(field)
-            sources.append(real(gradient))
-    if targets:
-        torch._foreach_copy_(targets, sources)
-        if share != 1.0:
-            torch._foreach_mul_(targets, share)
-    return there
+def _other_readings() -> ModelError:
+    return ModelError(
+        "The losses of a batch's shards are one kind of mean. The model's own is a mean over other things in one shard "
+        "than in another: over its labels that are not -100, or over its examples. Write an objective that returns "
+        "lockstep.Sum(model(**batch).loss * count, count) with the count that you mean."
+    )
 
 
 def _padded(values: list[float], length: int, end: list[float]) -> Tensor:

@@ -1,0 +1,261 @@
+"""The loss that a model's own output carries (`loss=None`), and what its mean divides by.
+
+Hugging Face's models give the mean over the labels that are not -100, of language
+models over tokens. Shards with unequal numbers of them are weighed by these numbers,
+so that any number of shards gives the whole batch's mean. Nothing is taken on trust:
+the loss is compared with the cross-entropy of the output's logits, or the model is
+asked with `num_items_in_batch`, by which it must then divide. A loss that is neither
+is a mean over examples, as long as no label is ignored.
+"""
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lockstep.backends.torch.inputs import call
+from lockstep.backends.torch.losses import SHORT, Share, Term, mean
+from lockstep.core.batches import describe
+from lockstep.errors import ModelError
+
+IGNORED = -100  # torch's own, and that of every model of Hugging Face
+
+
+class Reading(NamedTuple):
+    """What a model's loss is the mean of."""
+
+    labels: bool  # of the labels that count; else of the examples
+    shifted: bool = False  # the first label of every row is predicted by nothing, as in a causal language model
+
+    def counted(self, labels: Tensor) -> Tensor:
+        """The labels that a mean over labels divides by, as a mask."""
+        return (labels[..., 1:] if self.shifted else labels) != IGNORED
+
+
+OF_EXAMPLES = Reading(labels=False)
+
+
+class ModelLoss:
+    """The function (model, shard's batch, share) -> Term for a model that brings its own loss.
+
+    The first shard tells how the loss is to be read, and every further one is asked until one has been telling:
+    without ignored labels a mean over labels and one over examples are the same, and with few of them nearly.
+    """
+
+    def __init__(self) -> None:
+        self._reading: Reading | None = None
+        self._settled = False
+
+    def __call__(self, model: nn.Module, batch: Any, share: Share) -> Term:
+        """The term of one shard."""
+        outputs = call(model, batch)
+        loss = _loss_of(outputs)
+        if loss is None:
+            raise ModelError(
+                "Without a loss the model's output carries one as `.loss`. "
+                f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
+            )
+        if loss.ndim and len(loss) != share.examples:
+            raise ModelError(
+                f"The loss of a model's output is one number, or one per example. Got shape {tuple(loss.shape)} for a "
+                f"shard of {share.examples}. Return its mean."
+            )
+        logits = outputs.get("logits", outputs) if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+        rest = {"outputs": logits, "targets": batch.get("labels") if isinstance(batch, Mapping) else None}
+        labels = None if loss.ndim else _labels_of(model, batch)
+        if labels is None:
+            return mean(loss.mean() if loss.ndim else loss, share, **rest)
+        readings = _readings(model, batch, labels)
+        if not share.alone and loss.isnan() and not all(bool(each.counted(labels).any()) for each in readings):
+            return Term(None, 0.0, 0.0, True, **rest)  # 0 / 0
+        reading = self._read(readings, model, batch, labels, logits, loss, share)
+        rest["reading"] = repr(reading)
+        if not reading.labels:
+            return mean(loss, share, **rest)
+        count = float(reading.counted(labels).sum())
+        total = loss.detach().double() * count
+        if share.alone:
+            return Term(loss, total, count, **rest)
+        if loss.dtype in SHORT:  # would round the count
+            return Term(loss, total, count, True, share=count, **rest)
+        return Term(loss * count, total, count, True, **rest)
+
+    def _read(
+        self,
+        readings: list[Reading],
+        model: nn.Module,
+        batch: Any,
+        labels: Tensor,
+        logits: Any,
+        loss: Tensor,
+        share: Share,
+    ) -> Reading:
+        """How the loss is to be read; raises where ignored labels make a difference that nobody can tell."""
+        ignored = bool((labels == IGNORED).any())
+        if self._reading is not None and (self._settled or not ignored):
+            return self._reading
+        found = _closest(readings, loss, logits, labels)
+        if found is None and _takes_num_items(model):
+            found = next((each for each in readings if _divides(model, batch, each, labels)), None)
+        if found is None and ignored and share.examples < share.total:
+            raise ModelError(
+                f"The loss of {type(model).__name__} is not the mean over the labels that are not {IGNORED} (it gives "
+                f"{loss.item():.6g} for {int((labels != IGNORED).sum())} of {labels.numel()} labels) and does not "
+                "divide by num_items_in_batch, so nobody can tell how shards with unequal numbers of labels add up. "
+                "For a mean over examples write an objective that returns model(**batch).loss; for a mean over "
+                "something that you can count, one that returns lockstep.Sum(model(**batch).loss * count, count); or "
+                "use shards=1."
+            )
+        if math.isfinite(loss.detach()):
+            self._reading = found or OF_EXAMPLES
+            self._settled = ignored and (found is None or _is_telling(found, loss, logits, labels))
+        return found or OF_EXAMPLES
+
+
+def _loss_of(outputs: Any) -> Tensor | None:
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    return loss if isinstance(loss, Tensor) else None
+
+
+def _labels_of(model: nn.Module, batch: Any) -> Tensor | None:
+    """The labels that the model is called with, where they are integers; shifted ones where the batch has them."""
+    named = batch
+    if isinstance(batch, tuple):
+        try:
+            named = inspect.signature(model.forward).bind_partial(*batch).arguments
+        except TypeError:
+            return None
+    if not isinstance(named, Mapping):
+        return None
+    labels = named.get("shift_labels", named.get("labels"))
+    integers = isinstance(labels, Tensor) and not (labels.is_floating_point() or labels.dtype == torch.bool)
+    return labels if integers and labels.ndim else None
+
+
+def _readings(model: nn.Module, batch: Any, labels: Tensor) -> list[Reading]:
+    """Means over labels that the loss may be, the one that Hugging Face's Trainer would take first.
+
+    It takes those whose loss function is the causal language model's for shifted, unless they encode and decode.
+    """
+    if labels.ndim < 2 or (isinstance(batch, Mapping) and "shift_labels" in batch):
+        return [Reading(labels=True)]
+    function = getattr(model, "loss_function", None) if getattr(model, "loss_type", None) else None
+    decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    causal = getattr(function, "__name__", "") == "ForCausalLMLoss" and not decodes
+    return [Reading(labels=True, shifted=causal), Reading(labels=True, shifted=not causal)]
+
+
+def _closest(readings: list[Reading], loss: Tensor, logits: Any, labels: Tensor) -> Reading | None:
+    """The reading by which the loss is the mean cross-entropy of the logits, if it is; of equals the first.
+
+    In a short type several may be near, and the right one is exact.
+    """
+    distances = {each: _distance(each, loss, logits, labels) for each in readings}
+    best = min(readings, key=lambda each: distances[each])
+    return best if distances[best] <= _tolerance(loss) * abs(float(loss.detach())) + 1e-8 else None
+
+
+def _distance(reading: Reading, loss: Tensor, logits: Any, labels: Tensor) -> float:
+    """By how much the loss is not the cross-entropy of the logits, averaged over the labels that count."""
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != labels.shape or not logits.is_floating_point():
+        return math.inf
+    if reading.shifted:
+        logits, labels = logits[..., :-1, :], labels[..., 1:]
+    classes = logits.shape[-1]
+    strange = (labels != IGNORED) & ((labels < 0) | (labels >= classes))
+    if bool(strange.any()):  # a GPU's kernel would end the process's context
+        return math.inf
+    logits, labels = logits.detach().reshape(-1, classes), labels.reshape(-1).long()
+    with torch.no_grad():  # models widen their logits before, or do not
+        own = [
+            F.cross_entropy(each, labels) for each in {each.dtype: each for each in (logits, logits.float())}.values()
+        ]
+    distances = [abs(float(loss.detach()) - float(each)) for each in own]
+    return min((each for each in distances if math.isfinite(each)), default=math.inf)
+
+
+def _is_telling(reading: Reading, loss: Tensor, logits: Any, labels: Tensor) -> bool:
+    """Whether the mean of every row's own mean would be another number; where it cannot be worked out, the model said.
+
+    Equal numbers of labels in all rows tell nothing, whatever the losses are.
+    """
+    counts = reading.counted(labels).reshape(len(labels), -1).sum(1)
+    if bool((counts == counts[0]).all()):
+        return False
+    if math.isinf(_distance(reading, loss, logits, labels)):
+        return True
+    rows = [_row_mean(reading, logits[index], labels[index]) for index in range(len(labels)) if counts[index]]
+    return abs(sum(rows) / len(rows) - float(loss.detach())) > 100 * _tolerance(loss) * abs(float(loss.detach()))
+
+
+def _row_mean(reading: Reading, logits: Tensor, labels: Tensor) -> float:
+    """The mean cross-entropy of one row."""
+    return _distance(reading, torch.zeros(()), logits, labels)
+
+
+def _takes_num_items(model: nn.Module) -> bool:
+    """Whether Hugging Face's Trainer would give the model `num_items_in_batch`."""
+    told = getattr(model, "accepts_loss_kwargs", None)
+    if told is not None:
+        return bool(told)
+    parameters = inspect.signature(model.forward).parameters
+    return "num_items_in_batch" in parameters or any(
+        each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()
+    )
+
+
+def _divides(model: nn.Module, batch: Any, reading: Reading, labels: Tensor) -> bool:
+    """Whether the model divides by `num_items_in_batch`, and of itself by the labels that count.
+
+    A forward with **kwargs may ignore it, so the loss must fall when the number is doubled.
+    """
+    count = reading.counted(labels).sum()
+    if not count:
+        return False
+    with _unseen(model):
+        try:
+            losses = [_loss_of(_called(model, batch, number)) for number in (None, count, 2 * count)]
+        except TypeError:  # takes it no more than what it passes its keywords to
+            return False
+    own, same, half = losses
+    if own is None or same is None or half is None:
+        return False
+    return _close(own, same) and not _close(own, half)
+
+
+def _called(model: nn.Module, batch: Any, num_items: Tensor | None) -> Any:
+    named = {} if num_items is None else {"num_items_in_batch": num_items}
+    if isinstance(batch, Mapping):
+        return model(**{**batch, **named})
+    return model(*batch, **named) if isinstance(batch, tuple) else model(batch, **named)
+
+
+@contextmanager
+def _unseen(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; modes, buffers and generators are afterwards as they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.no_grad():
+            yield
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Whether two losses are equal but for their last digits."""
+    return math.isclose(float(one), float(other), rel_tol=_tolerance(one), abs_tol=1e-8)
+
+
+def _tolerance(loss: Tensor) -> float:
+    return 2.0**-7 if loss.dtype in SHORT else 2e-6
