@@ -1,15 +1,17 @@
 """What `fit` and `step` begin with: their numbers, the opening line, the checkpoint before the first step."""
 
 import os
+import shutil
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import lockstep
 from lockstep.backends.numpy import SGD, Dense
-from lockstep.checkpoint import Writer, read
-from lockstep.errors import ArgumentError, BatchError, CallbackError, ExactError, WorkerError
+from lockstep.checkpoint import Writer, read, write
+from lockstep.errors import ArgumentError, BatchError, CallbackError, CheckpointError, ExactError, WorkerError
 
 X = np.random.default_rng(0).normal(size=(128, 6))
 Y = np.arange(128) % 3
@@ -253,3 +255,46 @@ def test_any_integer_is_a_seed(tmp_path, seed):
         fitted(plain)
         assert resumed._run.seed == seed
         assert resumed.digest() == plain.digest() != digest()
+
+
+@pytest.mark.parametrize("forged", [{"threads": -3}, {"shards": True}, {"shards": 5_000_000}])
+def test_the_numbers_of_a_forged_beginning_are_refused(tmp_path, forged):
+    with lockstep.wrap(Dense([6, 3], seed=1), SGD(0.1), "cross_entropy") as trainer:
+        broken(trainer, tmp_path, step=1)
+    (folder,) = tmp_path.glob("step-*")
+    saved = read(folder)
+    shutil.rmtree(folder)
+    write(folder, replace(saved, facts={**saved.facts, **forged}))
+    with lockstep.wrap(Dense([6, 3], seed=1), SGD(0.1), "cross_entropy") as other:
+        with pytest.raises(CheckpointError, match="A manifest holds a run as Lockstep writes it"):
+            fitted(other, tmp_path)
+        assert other._run.shards is None
+
+
+# -- SIGTERM, as all processes agree
+
+
+def test_a_signal_that_comes_while_the_processes_agree_is_answered_at_the_next_step(tmp_path, monkeypatch):
+    with wrapped() as trainer:
+        agree = trainer._team.agree
+        signals = [signal.SIGTERM]
+
+        def agree_slowly(stop, asked):
+            if signals:
+                signal.raise_signal(signals.pop())
+            return agree(stop, asked)
+
+        monkeypatch.setattr(trainer._team, "agree", agree_slowly)
+        with pytest.raises(SystemExit) as left:
+            fitted(trainer, tmp_path)
+        assert left.value.code == 0
+        assert trainer.num_steps == 2  # at the first the others were not told
+
+
+def test_a_signal_that_comes_during_the_last_save_is_answered(tmp_path, monkeypatch):
+    with wrapped() as trainer:
+        save = Writer.submit
+        monkeypatch.setattr(Writer, "submit", lambda *args: (signal.raise_signal(signal.SIGTERM), save(*args)))
+        with pytest.raises(SystemExit) as left:
+            fitted(trainer, tmp_path, epochs=1)
+        assert left.value.code == 0

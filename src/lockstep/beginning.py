@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.backends.base import Deferred
 from lockstep.checkpoint import Snapshot
 from lockstep.core import batches
+from lockstep.run import Run
 from lockstep.saver import Saver
 
 if TYPE_CHECKING:
@@ -62,9 +63,8 @@ def starts_anew(trainer: "Trainer", saved: Snapshot, data: Mapping[str, Any]) ->
     place = facts["fit"]["place"]
     if (place["epoch"], place["batch"]) != (0, 0) or facts.get("step") != trainer.num_steps:
         return False
-    run = trainer._run
-    shards = facts.get("shards")
+    run, there = trainer._run, Run.from_saved(facts)
     same = facts["fit"]["data"].get("batch_size") == data["batch_size"]
-    if same and run.shards is None and isinstance(shards, int) and shards >= len(trainer.devices):
-        run.take_over({**run.state(), **{name: facts.get(name) for name in _DECIDED}})
+    if same and run.shards is None and there.shards is not None and there.shards >= len(trainer.devices):
+        run.take_over(replace(run, shards=there.shards, threads=there.threads))
     return True

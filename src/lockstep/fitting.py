@@ -80,6 +80,8 @@ def fit(trainer: "Trainer", read: Callable[[], Source], asked: Asked) -> History
                 team.abandon(terminated=True)
                 fitting.save_and_leave()
             fitting.chain.on_train_end(fitting.measured or trainer.history.last())
+            if saver is not None:
+                fitting.answer_late_sigterm()
         team.settle()
     except _Terminated as end:
         if team.first:
@@ -121,7 +123,8 @@ class Fit:
         # Nothing of the trainer has changed before all that was given has been looked at.
         trainer.stop_training = False
         trainer.history = History(trainer.devices)
-        trainer.opening = trainer.resumed = ""
+        trainer.reset_opening()
+        trainer.resumed = ""
         trainer._opening_shown = True  # or was not to be shown
         trainer._batch_size = train.batch_size
         trainer.breakdown = None
@@ -140,6 +143,7 @@ class Fit:
         self._modes = backend if isinstance(backend, HasTrainingMode) else None
         self._running: Iterator[Any] | None = None  # data that goes on from epoch to epoch
         self._termination = termination
+        self._leaving = False  # whether SIGTERM has come to any of the processes, as all agree
         self._saver = saver
         self._beginning: Beginning | None = None  # until it is saved
         self._state: Any = None  # the data's own, of the moment it was saved
@@ -246,8 +250,7 @@ class Fit:
 
     def stops(self) -> bool:
         trainer = self._trainer
-        stop, terminated = trainer._team.agree(trainer.stop_training, self._termination.asked)
-        self._termination.asked = terminated
+        stop, self._leaving = trainer._team.agree(trainer.stop_training, self._termination.asked)
         return stop
 
     def batches(self, start: int) -> Iterator[Any]:
@@ -322,9 +325,17 @@ class Fit:
             self._terminate()
 
     def _terminate(self) -> None:
-        """Answers SIGTERM."""
-        if self._termination.asked:
+        """Answers SIGTERM, at the step at which all processes know of it: a launcher's signal reaches them by turns."""
+        if self._leaving:
             self.save_and_leave()
+
+    def answer_late_sigterm(self) -> None:
+        """Answers a SIGTERM that came while the last epoch was saved, after which nothing asks for it any more."""
+        assert self._saver is not None
+        _, leaving = self._trainer._team.agree(False, self._termination.asked)
+        if leaving:
+            self._saver.finish()
+            raise _Terminated(f"stopped by SIGTERM after the last step, saved in {self._saver.folder}")
 
     def save_and_leave(self) -> NoReturn:
         """Saves the run as it stands between two steps, and ends it."""

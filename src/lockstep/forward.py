@@ -66,9 +66,20 @@ def read_reduction(trainer: "Trainer", batch: Any) -> Reduction | None:
     run, team = trainer._run, trainer._team
     if run.reduction is not None or trainer._backend.criterion is None:
         return run.reduction
-    works, _ = trainer._works(batch, run.step, trainer._num_shards(batches.count(batch)))
-    first = {replica: {0: own[0]} if 0 in own else {} for replica, own in works[0].pieces.items()}
-    found: Reduction = team.share(lambda: team.member.read_reduction(replace(works[0], pieces=first)))
+    num_shards = trainer._num_shards(batches.count(batch))
+    works, _ = trainer._works(batch, run.step, num_shards)
+    first, *others = works[0].pieces
+
+    def read() -> Reduction | None:
+        for piece in batches.cut(batch, num_shards):
+            if piece is not None:
+                pieces = {first: {0: piece}, **{replica: {} for replica in others}}
+                found = team.member.read_reduction(replace(works[0], pieces=pieces))
+                if found is not None:  # a shard whose loss is 0 tells nothing
+                    return found
+        return None
+
+    found: Reduction | None = team.share(read)
     return found
 
 

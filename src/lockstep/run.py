@@ -11,6 +11,8 @@ from lockstep.core.reduction import Reduction
 from lockstep.devices import is_cpu
 from lockstep.errors import CheckpointError, PlanError, StateError
 
+_NUMBERS = ("step", "epoch", "seed", "shards", "threads")
+
 
 @dataclass
 class Run:
@@ -48,51 +50,56 @@ class Run:
 
     def state(self) -> dict[str, int | str | None]:
         """The numbers by name, for a checkpoint, and how the loss is taken."""
-        numbers = {name: getattr(self, name) for name in ("step", "epoch", "seed", "shards", "threads")}
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
         return {**numbers, "reduction": None if self.reduction is None else self.reduction.value}
 
-    def check(self, saved: Mapping[str, Any], exact: bool, num_devices: int) -> None:
-        """Refuses a saved run whose numbers mean nothing, or are others than those chosen for this one."""
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Any]) -> "Run":
+        """The run that a checkpoint or a backup holds; raises if its numbers mean nothing."""
+        reduction = saved_reduction(saved)
         try:
-            saved_run = Run(**{name: saved[name] for name in self.state()})
-        except PlanError as error:
-            raise CheckpointError(f"A manifest holds a run as Lockstep writes it. {error}") from None
-        if saved_run.step < 0 or saved_run.epoch < 0:
+            run = cls(**{name: saved[name] for name in _NUMBERS}, reduction=reduction)
+        except (KeyError, PlanError) as error:
+            raise CheckpointError(
+                f"A manifest holds a run as Lockstep writes it. {_explain(error)} Use another checkpoint."
+            ) from None
+        if not all(_is_integer(number) and number >= 0 for number in (run.step, run.epoch)):
             raise CheckpointError(
                 "A manifest holds a run as Lockstep writes it. Got "
-                f"step={saved_run.step}, epoch={saved_run.epoch}. Use another checkpoint."
+                f"step={run.step!r}, epoch={run.epoch!r}. Use another checkpoint."
             )
-        if saved["shards"] is not None and saved["shards"] < num_devices:
+        return run
+
+    def check(self, saved: "Run", exact: bool, num_devices: int) -> None:
+        """Refuses a saved run with other numbers than those chosen for this one."""
+        if saved.shards is not None and saved.shards < num_devices:
             raise StateError(
-                f"Every device needs a shard, and a run keeps its shards. The checkpoint has {saved['shards']}, this "
-                f"run {num_devices} devices. Use devices={saved['shards']}, or a new run with shards={num_devices}."
+                f"Every device needs a shard, and a run keeps its shards. The checkpoint has {saved.shards}, this "
+                f"run {num_devices} devices. Use devices={saved.shards}, or a new run with shards={num_devices}."
             )
         for name in sorted(self.given):
-            chosen = getattr(self, name)
-            if saved[name] not in (None, chosen) and (exact or name == "shards"):
+            chosen, there = getattr(self, name), getattr(saved, name)
+            if there not in (None, chosen) and (exact or name == "shards"):
                 raise StateError(
-                    f"A run keeps its {name}. The checkpoint has {saved[name]}, this run was given {name}={chosen}. "
-                    f"Leave {name} out, or use {name}={saved[name]}"
+                    f"A run keeps its {name}. The checkpoint has {there}, this run was given {name}={chosen}. "
+                    f"Leave {name} out, or use {name}={there}"
                     + ("." if name == "shards" else ", or exact=False to go on with another.")
                 )
 
-    def take_over(self, saved: Mapping[str, Any]) -> None:
+    def take_over(self, saved: "Run") -> None:
         """Goes on as the saved run, with those numbers that were not chosen for this one."""
-        for name in self.state().keys() - self.given - {"reduction"}:
-            setattr(self, name, saved[name])
-        self.reduction = saved_reduction(saved)
+        for name in {*_NUMBERS, "reduction"} - self.given:
+            setattr(self, name, getattr(saved, name))
 
     @property
     def loss_line(self) -> str:
         """What a person is told of the loss, as the end of the opening line; empty if there is nothing to tell."""
         return ", loss: taken as the mean over examples" if self.reduction is Reduction.ASSUMED else ""
 
-    def note_objective(self, loss: Any) -> str:
-        """Notes how an objective is taken, once it has been called; gives what the opening line lacks."""
-        if self.reduction is not None or not isinstance(loss, Objective) or loss.gives_sum:
-            return ""
-        self.reduction = Reduction.ASSUMED
-        return self.loss_line
+    def note_objective(self, loss: Any) -> None:
+        """Notes how an objective is taken, once it has been called."""
+        if self.reduction is None and isinstance(loss, Objective) and not loss.gives_sum:
+            self.reduction = Reduction.ASSUMED
 
     def opening(self, batch_size: int, devices: Sequence[str], note: str = "") -> str:
         """Return the line with which training opens; `note` is what to know about the number of shards.
@@ -117,13 +124,17 @@ class Run:
 def saved_reduction(saved: Mapping[str, Any]) -> Reduction | None:
     """How the loss was taken in a saved run; before this was saved, always as the mean."""
     if "reduction" not in saved:
-        return Reduction.ASSUMED if saved["step"] else None
+        return Reduction.ASSUMED if saved.get("step") else None
     value = saved["reduction"]
     if value not in (None, *(each.value for each in Reduction)):
         raise CheckpointError(
             f"A manifest holds 'reduction' as Lockstep writes it. Got {value!r}. Use another checkpoint."
         )
     return None if value is None else Reduction(value)
+
+
+def _explain(error: Exception) -> str:
+    return f"It lacks {error}." if isinstance(error, KeyError) else str(error)
 
 
 def _is_integer(value: object) -> bool:

@@ -5,6 +5,7 @@ What does not fit is refused before anything is changed, with both values.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import NoneType
 from typing import Any
 
@@ -14,7 +15,7 @@ from lockstep.backends.base import Array, Attributed, Backend, Recipe
 from lockstep.checkpoint import Snapshot
 from lockstep.core import arguments, hyperparameters
 from lockstep.errors import CheckpointError, ExactError, StateError
-from lockstep.run import Run, saved_reduction
+from lockstep.run import Run
 
 BITS = 2  # raised whenever Lockstep itself comes to other bits from the same run
 
@@ -55,16 +56,16 @@ def restore(saved: Snapshot, recipe: Recipe, backend: Backend, run: Run, num_dev
     """Takes a snapshot over."""
     facts, exact = saved.facts, recipe.options.exact
     check_facts(facts, _FACTS)
-    saved_reduction(facts)
+    saved_run = Run.from_saved(facts)
     _check_fit(facts, recipe, backend)
     if exact:
         _check_exact(facts, recipe, backend)
-    run.check(facts, exact, num_devices)
+    run.check(saved_run, exact, num_devices)
     hyperparameters.check_groups(facts["numbers"], backend.numbers(), recipe.habits.open_groups)
     with _attributes(facts, backend):
         backend.load(saved.state)
     backend.set_numbers(facts["numbers"])
-    run.take_over(facts if backend.criterion is not None else {**facts, "reduction": None})
+    run.take_over(saved_run if backend.criterion is not None else replace(saved_run, reduction=None))
 
 
 def check_state(state: Any) -> None:

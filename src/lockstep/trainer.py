@@ -54,7 +54,7 @@ class Trainer:
     ) -> None:
         self.stop_training = False
         self.history = History(tuple(devices))
-        self.opening = ""
+        self._opening_size: int | None = None  # the batch size that the opening line says, once it is decided
         self.resumed = ""  # where a checkpoint was taken up, for a person to read
         self.breakdown: Breakdown | None = None  # where the time of `fit(verbose=2)` went
         self._recipe = recipe
@@ -72,6 +72,17 @@ class Trainer:
         seed = self._open_team.share(lambda: run.seed)  # launched processes take the first one's
         if "seed" not in run.given:
             run.seed = seed
+
+    @property
+    def opening(self) -> str:
+        """The line that training opens with: devices, shards, batch, threads, seed; empty before the first batch."""
+        if self._opening_size is None:
+            return ""
+        return self._run.opening(self._opening_size, self.devices, self._shards_note)
+
+    def reset_opening(self) -> None:
+        """Lets the next batch decide what the opening line says."""
+        self._opening_size = None
 
     # -- training
 
@@ -143,7 +154,7 @@ class Trainer:
         num_examples = batches.count(batch)
         known = run.reduction
         run.reduction = forward.read_reduction(self, batch)
-        if not self.opening:
+        if self._opening_size is None:
             self._decide(num_examples)
         works, parts = self._works(batch, run.step, self._num_shards(num_examples))
         team = self._team
@@ -153,7 +164,7 @@ class Trainer:
         finally:  # an interrupt that waited for the update comes out here
             run.step += team.member.committed
             run.reduction = run.reduction if team.member.committed else known
-        self.opening += run.note_objective(self._recipe.loss)
+        run.note_objective(self._recipe.loss)
         return sums
 
     # -- forward only
@@ -251,7 +262,8 @@ class Trainer:
 
     def _restore(self, saved: Snapshot) -> None:
         snapshots.restore(saved, self._recipe, self._backend, self._run, len(self.devices))
-        self.opening = self._shards_note = ""
+        self._shards_note = ""
+        self.reset_opening()
 
     def digest(self) -> str:
         """The sha256 of the whole state: equal digests, equal bits. Also checks that all replicas agree."""
@@ -316,8 +328,8 @@ class Trainer:
             self._shards_note = plan.explain_default(num_examples, len(devices), not is_cpu(devices[0]))
         run.shards = self._num_shards(num_examples)
         run.threads = run.threads or plan.default_threads(self._backend.num_threads(), run.shards)
-        size = self._batch_size if self.resumed and self._batch_size else num_examples  # it may go on at a short tail
-        self.opening = run.opening(size, devices, self._shards_note)
+        # A resumed epoch may go on at a short last batch.
+        self._opening_size = self._batch_size if self.resumed and self._batch_size else num_examples
 
     def _works(
         self, batch: Any, step: int, num_shards: int, reduction: Reduction | None = None

@@ -51,6 +51,32 @@ def test_shards_of_one_example_can_be_judged(kit):
 
 
 @kits
+def test_a_loss_of_0_decides_nothing(kit):
+    """Which a sum of hinges often is in the first shard, or in the first batches."""
+    form = form_of(kit, "a function that is a sum")
+    with wrapped(kit, form) as trainer:
+        outputs = trainer.predict(X[:24])
+        trainer.step((X[:24], outputs))
+        assert trainer._run.reduction is None
+        trainer.step((X[:24], np.concatenate([trainer.predict(X[:18]), VALUES[18:24]])))
+        assert trainer._run.reduction is Reduction.SUM
+
+
+@kits
+def test_the_opening_of_a_checkpointed_fit_tells_it(kit, tmp_path):
+    form = form_of(kit, "a function that is a sum")
+    model = form.model()
+    loss = form.loss
+
+    def neither(*args):
+        return loss(*args) + 1.0
+
+    with lockstep.wrap(model, kit.sgd(model, 0.01), neither, devices=1, shards=4, threads=1) as trainer:
+        trainer.fit(BATCH, batch_size=24, checkpoint=tmp_path, verbose=0)
+        assert trainer.opening.endswith(TOLD)
+
+
+@kits
 def test_history_and_evaluation_tell_a_sum(kit):
     form = form_of(kit, "a function that is a sum")
     with wrapped(kit, form) as trainer:

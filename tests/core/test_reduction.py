@@ -37,7 +37,7 @@ def of_seven(outputs, targets):
         (lambda outputs, targets: squares(outputs, targets).mean() ** 0.5, Reduction.ASSUMED),
         (lambda outputs, targets: squares(outputs, targets)[outputs > 0].mean(), Reduction.ASSUMED),
         (lambda outputs, targets: (outputs @ outputs.T).mean(), Reduction.ASSUMED),  # between examples
-        (lambda outputs, targets: 0.0, Reduction.ASSUMED),
+        (lambda outputs, targets: 0.0, None),
         (lambda outputs, targets: float("nan"), Reduction.ASSUMED),
         (lambda outputs, targets: float("inf"), Reduction.ASSUMED),
         (lambda outputs, targets: None if len(outputs) > 4 else 1.0, Reduction.MEAN),

@@ -83,7 +83,7 @@ def test_errors(values, message):
 def test_how_the_loss_is_taken_is_saved(reduction):
     saved = Run(step=3, reduction=reduction).state()
     run = Run()
-    run.take_over(saved)
+    run.take_over(Run.from_saved(saved))
     assert run.reduction is reduction
 
 
@@ -107,3 +107,25 @@ def test_numpys_integers_become_pythons():
     """A checkpoint's JSON takes no others."""
     run = Run(np.int64(3), np.int32(4), np.uint8(2))
     assert {type(value) for value in (run.seed, run.shards, run.threads)} == {int}
+
+
+@pytest.mark.parametrize(
+    ("forged", "message"),
+    [
+        ({"threads": -3}, "Got threads=-3"),
+        ({"threads": "x"}, "Got threads='x'"),
+        ({"shards": True}, "Got shards=True"),
+        ({"shards": 5_000_000}, "Got shards=5000000"),
+        ({"step": -1}, "Got step=-1, epoch=0. Use another checkpoint."),
+        ({"epoch": 1.5}, "Got step=3, epoch=1.5"),
+    ],
+)
+def test_saved_numbers_that_mean_nothing(forged, message):
+    with pytest.raises(CheckpointError, match=message) as caught:
+        Run.from_saved({**Run(step=3).state(), **forged})
+    assert str(caught.value).startswith("A manifest holds a run as Lockstep writes it. ")
+
+
+def test_saved_numbers_that_are_missing():
+    with pytest.raises(CheckpointError, match=r"It lacks .seed.\. Use another checkpoint\."):
+        Run.from_saved({"step": 3, "epoch": 0, "shards": None, "threads": None})

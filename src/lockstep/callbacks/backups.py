@@ -4,9 +4,9 @@ Keras saves the weights, the optimizer and the epoch's number. Beside that numbe
 makes the run exact: its steps, epochs, seed, shards and threads, as a checkpoint holds them.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,24 @@ from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.callbacks.files import replace
 from lockstep.callbacks.guests import Guest, is_guest
 from lockstep.errors import CallbackError, ExactError, ModelError
+from lockstep.run import Run
 
 OWN = "lockstep"  # the key of the run's numbers in Keras's file
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Restored:
     """Where a run stood when its backup was made."""
 
     epochs: int
-    numbers: dict[str, Any] | None  # the run's; of a backup that plain Keras made there are none
+    run: Run | None  # of a backup that plain Keras made there is none
 
     def take_over(self, trainer: Any, steps_per_epoch: int | None) -> bool:
         """Gives the trainer's run the backup's numbers; tells whether these put its data into another order."""
         run, seed = trainer._run, trainer._run.seed
         made = {"epoch": run.epoch + self.epochs, "step": run.step + self.epochs * (steps_per_epoch or 0)}
-        run.take_over(self.numbers or {**run.state(), **made})
-        trainer.opening = ""
+        run.take_over(self.run or dataclasses.replace(run, **made))
+        trainer.reset_opening()
         trainer.resumed = f"resumed from a backup at the beginning of epoch {self.epochs + 1}"
         return bool(run.seed != seed)
 
@@ -54,7 +55,8 @@ class Backup(Guest):
                 "first batch. Begin it with keras.Input(shape), or call it on an example before lockstep.wrap: "
                 "model(x[:1])."
             )
-        saved = _numbers(self._read().get(OWN))
+        numbers = self._read().get(OWN)
+        saved = Run.from_saved(numbers) if isinstance(numbers, dict) else None
         if saved is not None:  # before Keras writes anything into the model
             self.trainer._run.check(saved, self.trainer.exact, len(self.trainer.devices))
         model._initial_epoch = None  # Keras itself never takes it back, and a later fit would skip epochs
@@ -80,14 +82,6 @@ class Backup(Guest):
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
-
-
-def _numbers(saved: Any) -> dict[str, Any] | None:
-    """The run's numbers, where they are what was written."""
-    wanted = {"step": int, "epoch": int, "seed": int, "shards": int | None, "threads": int | None}
-    if not isinstance(saved, dict) or saved.keys() != wanted.keys():
-        return None
-    return saved if all(isinstance(saved[name], kind) for name, kind in wanted.items()) else None
 
 
 def is_backup(callback: Any) -> bool:

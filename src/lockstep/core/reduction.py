@@ -22,14 +22,13 @@ class Reduction(Enum):
 
     MEAN = "mean"  # or the loss itself says what it divides by
     SUM = "sum"
-    ASSUMED = "assumed mean"  # it is neither, or nobody can tell: taken as the mean over the examples
+    ASSUMED = "assumed mean"  # it is neither, or cannot be judged: taken as the mean over the examples
 
 
-def judge(criterion: Criterion, outputs: Any, targets: Any, num_examples: int) -> Reduction:
-    """Compares the losses of two parts of the examples with that of both.
+def judge(criterion: Criterion, outputs: Any, targets: Any, num_examples: int) -> Reduction | None:
+    """Compares the losses of two parts of the examples with that of both; None if the loss is 0, which tells nothing.
 
-    One example is taken twice. Whatever the criterion raises for a part, the loss cannot be judged by its parts. Nor
-    can a loss of 0, which is a sum and a mean.
+    One example is taken twice. Whatever the criterion raises for a part, the loss cannot be judged by its parts.
 
     >>> outputs, targets = np.array([1.0, 2.0, 4.0]), np.zeros(3)
     >>> judge(lambda outputs, targets: float(((outputs - targets) ** 2).sum()), outputs, targets, 3)
@@ -51,11 +50,13 @@ def judge(criterion: Criterion, outputs: Any, targets: Any, num_examples: int) -
         return Reduction.ASSUMED
     if left is None or right is None:
         return Reduction.ASSUMED
+    if not (whole or left or right):
+        return None
     tolerance = _tolerance(outputs) * (abs(left) + abs(right))
     share = half / num_examples
     is_sum = math.isclose(whole, left + right, rel_tol=0, abs_tol=tolerance)
     is_mean = math.isclose(whole, share * left + (1 - share) * right, rel_tol=0, abs_tol=tolerance)
-    if is_sum == is_mean:  # of a loss of 0 both are true
+    if is_sum == is_mean:  # both are true of parts that cancel
         return Reduction.ASSUMED
     return Reduction.SUM if is_sum else Reduction.MEAN
 

@@ -127,8 +127,10 @@ class Member:
         with self._turn, self.backend.computing(work):
             return dict(self.backend.forward(work))
 
-    def read_reduction(self, work: "Work") -> Reduction:
+    def read_reduction(self, work: "Work") -> Reduction | None:
         """Judges the loss by the outputs of the first shard, in evaluation mode; the state stays as it is.
+
+        None if this batch's loss is 0, which tells nothing.
 
         With example weights the loss is a mean by them. What raises here is left for the step to raise.
         """
