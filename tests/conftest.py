@@ -73,9 +73,14 @@ def variables():
 
 
 def memory():
-    """Named shared memory of this machine, and Lockstep's unnamed in this process."""
+    """Named shared memory of this machine, and Lockstep's unnamed in this process.
+
+    Not the semaphores of Python's multiprocessing: Lockstep makes none, and those that stay are of a process that was
+    killed, which may have been any program's of this machine.
+    """
     for name in os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else ():
-        yield f"shared memory /dev/shm/{name}"
+        if not name.startswith("sem.mp-"):
+            yield f"shared memory /dev/shm/{name}"
     for descriptor in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         try:
             target = os.readlink(f"/proc/self/fd/{descriptor}")

@@ -50,3 +50,8 @@ __all__ = [
     "wrap",
 ]
 __version__ = "0.1.0"
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return [*__all__, "__version__"]

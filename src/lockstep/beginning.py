@@ -27,7 +27,7 @@ class Beginning:
     A model that has no variables before its first batch is evaluated on that once, which makes them.
     """
 
-    def __init__(self, trainer: "Trainer", saver: Saver, take: Callable[[], Snapshot]) -> None:
+    def __init__(self, trainer: "Trainer[Any]", saver: Saver, take: Callable[[], Snapshot]) -> None:
         self._trainer = trainer
         self._saver = saver
         self._take = take
@@ -52,7 +52,7 @@ class Beginning:
         return self._take().sealed() if self._saver.writes else None
 
 
-def starts_anew(trainer: "Trainer", saved: Snapshot, data: Mapping[str, Any]) -> bool:
+def starts_anew(trainer: "Trainer[Any]", saved: Snapshot, data: Mapping[str, Any]) -> bool:
     """Whether nothing was trained since the saved beginning, neither there nor in this trainer.
 
     Then the script's own weights, rates and data count, which may have been changed after an early failure. Only the

@@ -22,10 +22,11 @@ from lockstep.checkpoint import Checkpoint, Snapshot
 from lockstep.core import loop
 from lockstep.core.metrics import Column, Sums
 from lockstep.data.source import Source
-from lockstep.errors import BatchError, ExactError, StateError
+from lockstep.errors import ArgumentError, BatchError, ExactError, StateError
 from lockstep.launch.termination import StopRequested, Termination
 from lockstep.reading import DEFAULT_BATCH_SIZE
 from lockstep.saver import Saver, say
+from lockstep.validation import Validation
 from lockstep.watch import Watch
 
 if TYPE_CHECKING:
@@ -53,14 +54,22 @@ class Asked:
     """What `fit` was asked for, beside the data to train on."""
 
     epochs: int
+    initial_epoch: int
     steps_per_epoch: int | None
-    validation_data: Any
-    callbacks: Sequence[Any]  # Lockstep's, or Keras's as they are
+    validation: Validation | None
+    callbacks: Sequence[Any] | None  # Lockstep's, or Keras's as they are
     checkpoint: str | PathLike[str] | Checkpoint | None
     verbose: int
 
+    def __post_init__(self) -> None:
+        if self.initial_epoch and self.checkpoint is not None:
+            raise ArgumentError(
+                "A run with checkpoint= goes on at the epoch that its folder holds. Got initial_epoch="
+                f"{self.initial_epoch} and checkpoint={str(self.checkpoint)!r}. Leave initial_epoch out."
+            )
 
-def fit(trainer: "Trainer", read: Callable[[], Source], asked: Asked) -> History:
+
+def fit(trainer: "Trainer[Any]", read: Callable[[], Source], asked: Asked) -> History:
     """Trains on the data that `read` gives, and gives the history."""
     team = trainer._team
     history, num_steps = trainer.history, trainer.num_steps
@@ -104,7 +113,7 @@ class Fit:
 
     def __init__(
         self,
-        trainer: "Trainer",
+        trainer: "Trainer[Any]",
         read: Callable[[], Source],
         asked: Asked,
         saver: Saver | None,
@@ -116,10 +125,10 @@ class Fit:
         self._trainer, self._asked, self._read = trainer, asked, read
         self._train = train = self._opened()
         self._validation = None  # one source for all epochs: workers know a pipeline they have seen
-        if asked.validation_data is not None:
-            self._validation = forward.source(
-                trainer, asked.validation_data, None, train.batch_size or DEFAULT_BATCH_SIZE
-            )
+        if asked.validation is not None:
+            rule = asked.validation
+            default = train.batch_size or DEFAULT_BATCH_SIZE
+            self._validation = forward.source(trainer, rule.data, rule.batch_size, default, rule.steps)
         # Nothing of the trainer has changed before all that was given has been looked at.
         trainer.stop_training = False
         trainer.history = History(trainer.devices)
@@ -135,7 +144,8 @@ class Fit:
             examples=train.num_examples,
             verbose=asked.verbose,
         )
-        self.place = loop.Place()
+        self._params = params
+        self.place = loop.Place(asked.initial_epoch)
         habits = trainer._recipe.habits
         callbacks = [*(make() for make in habits.callbacks), *given]
         self.chain = Chain([*callbacks, *shown(asked.verbose, habits.words)] if first else [], trainer, params)
@@ -296,13 +306,17 @@ class Fit:
     def others(self) -> Mapping[str, float]:
         return self._metrics.values()
 
-    @property
-    def validates(self) -> bool:
-        return self._validation is not None
+    def validates(self, epoch: int) -> bool:
+        rule = self._asked.validation
+        if rule is None:
+            return False
+        self._params["validated"] = due = rule.is_due(epoch)
+        return due
 
     def validate(self) -> Mapping[str, float]:
         assert self._validation is not None
-        return forward.evaluate(self._trainer, self._validation, self._termination.over)
+        assert self._asked.validation is not None
+        return forward.evaluate(self._trainer, self._validation, self._termination.over, self._asked.validation.steps)
 
     def record(self, epoch: int, logs: Mapping[str, float], seconds: float) -> None:
         self._trainer._run.epoch += 1
@@ -321,7 +335,8 @@ class Fit:
             self._trainer.breakdown = self._watch.breakdown()
         if self._saver is not None:
             last = self.place.stopped or self.place.epoch == self._asked.epochs
-            self._saver.epoch_made(self._trainer.num_steps, last, logs, self._snapshot)
+            validated = self._params.get("validated", True)
+            self._saver.epoch_made(self._trainer.num_steps, last, logs, validated, self._snapshot)
             self._terminate()
 
     def _terminate(self) -> None:

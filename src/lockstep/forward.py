@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,17 +17,20 @@ if TYPE_CHECKING:
     from lockstep.trainer import Trainer
 
 
-def source(trainer: "Trainer", data: Any, batch_size: int | None, default: int | None = None) -> Source:
+def source(
+    trainer: "Trainer[Any]", data: Any, batch_size: int | None, default: int | None = None, steps: int | None = None
+) -> Source:
     """The data in its own order, once through; without a size in batches of `default`, or of the last training's."""
     read = trainer._source(data, batch_size, shuffle=False, default=default)
-    if read.endless:
+    if read.endless and steps is None:
         raise BatchError(
-            "Data to evaluate or predict has an end. Got endless data. Add .take(n), or leave out .repeat()."
+            "Data to evaluate or predict has an end. Got endless data. Give steps=100, say (validation_steps= in fit), "
+            "or leave out .repeat()."
         )
     return read
 
 
-def inputs(trainer: "Trainer", data: Any) -> Any:
+def inputs(trainer: "Trainer[Any]", data: Any) -> Any:
     """What `predict` was given, with several inputs in a tuple; raises where a list may as well be several batches."""
     if not batches.is_list_of_arrays(data):
         return data
@@ -45,12 +49,15 @@ def _plainly(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
 
 
 def evaluate(
-    trainer: "Trainer", data: Source, over: Callable[[Callable[[], Iterator[Any]]], Iterator[Any]] = _plainly
+    trainer: "Trainer[Any]",
+    data: Source,
+    over: Callable[[Callable[[], Iterator[Any]]], Iterator[Any]] = _plainly,
+    steps: int | None = None,
 ) -> dict[str, float]:
-    """Loss and metrics over the data, with every example counted once; `over` reads the batches."""
+    """Loss and metrics over the first `steps` batches, or all, every example counted once; `over` reads the batches."""
     metrics = trainer._metric_objects.start()
     totals = loop.Totals(lambda: list(trainer._backend.columns), others=metrics.values)
-    for num_shards, _, shards in _gather(trainer, "evaluate", over(lambda: data.epoch(0))):
+    for num_shards, _, shards in _gather(trainer, "evaluate", over(lambda: islice(data.epoch(0), steps))):
         update(trainer, metrics, num_shards)
         sums = tree.fold([shards.get(shard) for shard in range(num_shards)], np.add)
         assert sums is not None
@@ -58,7 +65,7 @@ def evaluate(
     return dict(totals)
 
 
-def read_reduction(trainer: "Trainer", batch: Any) -> Reduction | None:
+def read_reduction(trainer: "Trainer[Any]", batch: Any) -> Reduction | None:
     """How the loss is taken: as the run knows it, else as this batch tells; None if the loss itself says so.
 
     It is found out by the process that has the first shard, whatever the number of devices, and shared with the others.
@@ -83,24 +90,24 @@ def read_reduction(trainer: "Trainer", batch: Any) -> Reduction | None:
     return found
 
 
-def update(trainer: "Trainer", metrics: MetricPass, num_shards: int | None = None) -> None:
+def update(trainer: "Trainer[Any]", metrics: MetricPass, num_shards: int | None = None) -> None:
     """Brings the batch that was just computed to the metric objects, where there are any."""
     if metrics:
         metrics.update(*outputs(trainer, num_shards))
 
 
-def outputs(trainer: "Trainer", num_shards: int | None = None) -> tuple[dict[int, Any], Setting]:
+def outputs(trainer: "Trainer[Any]", num_shards: int | None = None) -> tuple[dict[int, Any], Setting]:
     """The outputs and targets of that batch by shard, and the setting for what is computed of them."""
     return trainer._everyone("outputs"), setting(trainer, num_shards)
 
 
-def setting(trainer: "Trainer", num_shards: int | None = None) -> Setting:
+def setting(trainer: "Trainer[Any]", num_shards: int | None = None) -> Setting:
     """Gives a context with the threads and switches under which a batch is computed."""
     works, _ = trainer._works(np.zeros(1), trainer._run.step, num_shards or trainer._num_shards(1))
     return lambda: trainer._backend.computing(works[0])
 
 
-def rows(trainer: "Trainer", inputs: Iterator[Any]) -> Any:
+def rows(trainer: "Trainer[Any]", inputs: Iterator[Any]) -> Any:
     """The outputs for every batch of inputs, put end to end."""
     found = []
     for num_shards, num_examples, shards in _gather(trainer, "forward", inputs):
@@ -111,7 +118,7 @@ def rows(trainer: "Trainer", inputs: Iterator[Any]) -> Any:
     return batches.join(found, np.concatenate)
 
 
-def _gather(trainer: "Trainer", method: str, read: Iterator[Any]) -> Iterator[tuple[int, int, dict[int, Any]]]:
+def _gather(trainer: "Trainer[Any]", method: str, read: Iterator[Any]) -> Iterator[tuple[int, int, dict[int, Any]]]:
     """For every batch the numbers of shards and examples, and every shard's result; the first batch decides."""
     num_shards = reduction = None
     for index, batch in enumerate(read):

@@ -1,43 +1,90 @@
-"""Keywords: what the `fit` of other libraries takes and ours does not, and the numbers that ours takes."""
+"""Arguments of the public methods: calls that do not fit are explained, and numbers are checked."""
 
-from collections.abc import Mapping, Sequence
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from numbers import Integral
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from lockstep.errors import ArgumentError, BatchError
 
-_ONE = {"fit": "fit((x, y), ...)", "evaluate": "evaluate((x, y))"}
-_INSTEAD = {
-    "y": "Put inputs and targets into one: (x, y).",
-    "sample_weight": "Put the weights beside the targets: (x, y, weights).",
-    "validation_split": "Cut the data yourself: fit((x[:-n], y[:-n]), validation_data=(x[-n:], y[-n:])).",
-    "validation_steps": "Give validation_data of the length you want, such as data.take(n).",
-    "validation_batch_size": "Leave it out: validation has the batches of training.",
-    "validation_freq": "Leave it out: validation follows every epoch.",
-    "initial_epoch": "A run goes on from its own folder: checkpoint='run/'; epochs is then the total.",
-    "steps": "Give data of the length you want, such as data.take(n).",
-    "return_dict": "Leave it out: the answer is a dict.",
-    "verbose": "Leave it out: nothing is printed.",
-    "callbacks": "Leave them out: callbacks go with fit.",
-    "workers": "Read ahead with lockstep.data: .prefetch(n).",
-    "use_multiprocessing": "Read ahead with lockstep.data: .prefetch(n).",
-    "max_queue_size": "Read ahead with lockstep.data: .prefetch(n).",
+P = ParamSpec("P")
+R = TypeVar("R")
+
+INSTEAD: Mapping[str, Mapping[str, str]] = {
+    "fit": {
+        "workers": "Read ahead with lockstep.data: .prefetch(n).",
+        "use_multiprocessing": "Read ahead with lockstep.data: .prefetch(n).",
+        "max_queue_size": "Read ahead with lockstep.data: .prefetch(n).",
+        "steps": "Use steps_per_epoch=.",
+    },
+    "evaluate": {"callbacks": "Give them to fit(validation_data=..., callbacks=[...])."},
+    "predict": {"callbacks": "Leave them out: callbacks go with fit."},
+    "step": {"y": "Put inputs and targets into one batch: step((x, y))."},
+    "wrap": {"criterion": "Use loss=.", "strategy": "Leave it out: devices=2, say, is all there is to choose."},
 }
+"""By method: what to write in the place of keywords that other libraries take."""
 
 
-def check(method: str, extra: Sequence[Any], others: Mapping[str, Any]) -> None:
-    """Refuses more data arguments than one, and keywords that the method does not have.
+def explain_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a public function: a call that does not fit its signature raises ArgumentError with the nearest keyword.
 
-    >>> check("fit", (), {"validation_split": 0.1})
+    The signature stays what it is for type checkers, editors and `help`.
+
+    >>> @explain_arguments
+    ... def fit(x, y=None, *, epochs=1, batch_size=None): return epochs
+    >>> fit([], epoch=3)
     Traceback (most recent call last):
     ...
-    lockstep.errors.ArgumentError: fit has no validation_split. Cut the data yourself: fit((x[:-n], y[:-n]), \
-validation_data=(x[-n:], y[-n:])).
+    lockstep.errors.ArgumentError: fit() has no keyword 'epoch'. Did you mean epochs=?
+    >>> fit([], [], 32)
+    Traceback (most recent call last):
+    ...
+    lockstep.errors.ArgumentError: fit() takes at most 2 arguments without a name: x, y. Got 3. Name the others, \
+e.g. epochs=...
     """
-    if extra:
-        raise BatchError(f"{method} takes one data argument. Got {1 + len(extra)}. Use {_ONE[method]}.")
-    for name in others:
-        raise ArgumentError(f"{method} has no {name}. {_INSTEAD.get(name, f'help(trainer.{method}) lists its words.')}")
+    parameters = inspect.signature(function).parameters
+    positional = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    required = [name for name in positional if parameters[name].default is inspect.Parameter.empty]
+    names = frozenset(parameters)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        missing = [name for name in required[len(args) :] if name not in kwargs]
+        if missing or len(args) > len(positional) or not names.issuperset(kwargs):
+            named = [name for name in parameters if name != "self"]
+            raise ArgumentError(_explain(function.__name__, named, positional, len(args), missing, list(kwargs)))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _explain(
+    method: str, names: list[str], positional: list[str], num_given: int, missing: list[str], keywords: list[str]
+) -> str:
+    """What is wrong with the call, and what to write."""
+    for name in keywords:
+        if name in names:
+            continue
+        if hint := INSTEAD.get(method, {}).get(name):
+            return f"{method}() has no keyword {name!r}. {hint}"
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        return f"{method}() has no keyword {name!r}. " + (
+            f"Did you mean {near[0]}=?" if near else f"It takes {', '.join(names)}."
+        )
+    if missing:
+        return f"{method}() needs {missing[0]}. Got none. It takes {', '.join(names)}."
+    bound = int("self" in positional)
+    taken = [name for name in positional if name != "self"]
+    rest = [name for name in names if name not in taken]
+    example = f"Name the others, e.g. {rest[0]}=..." if rest else f"Use {method}({', '.join(taken)})."
+    if method == "step":
+        example = "Put inputs and targets into one batch: step((x, y))."
+    return (
+        f"{method}() takes at most {len(taken)} argument{'s' * (len(taken) > 1)} without a name: {', '.join(taken)}. "
+        f"Got {num_given - bound}. {example}"
+    )
 
 
 def checked_integer(name: str, value: Any, least: int = 1) -> int:

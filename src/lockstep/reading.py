@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lockstep.core import batches
 from lockstep.data import source
 from lockstep.data.source import Source
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 DEFAULT_BATCH_SIZE = 32
 
 
-def open_source(trainer: "Trainer", data: Any, batch_size: int | None, shuffle: bool, default: int) -> Source:
+def open_source(trainer: "Trainer[Any]", data: Any, batch_size: int | None, shuffle: bool, default: int) -> Source:
     """Return the source of `data`, in batches of `batch_size`, or of `default` if that is None.
 
     Data that comes in batches keeps its own. Another `batch_size` beside it is refused: either of the two may be meant.
@@ -31,13 +33,49 @@ def open_source(trainer: "Trainer", data: Any, batch_size: int | None, shuffle: 
     return found
 
 
-def _open(trainer: "Trainer", data: Any, size: int, shuffle: bool) -> Source:
+def join_data(x: Any, y: Any, sample_weight: Any, method: str) -> Any:
+    """Return one piece of data out of inputs, targets and weights that were given apart.
+
+    >>> join_data([1.0], [2], None, "fit"), join_data(([1.0], [2]), None, [0.5], "fit")
+    (([1.0], [2]), ([1.0], [2], array([0.5])))
+    """
+    if y is not None and not (isinstance(x, dict | tuple | list) or batches.is_array(x)):
+        raise BatchError(
+            f"Targets are given beside arrays; a {type(x).__name__} gives its own. Got {method}({type(x).__name__}, "
+            f"{type(y).__name__}). Use {method}(data)"
+            + (", and fit(train, validation_data=val) to validate on the second." if method == "fit" else ".")
+        )
+    if y is not None:
+        return (x, y) if sample_weight is None else (x, y, _as_weights(sample_weight))
+    if sample_weight is None:
+        return x
+    if isinstance(x, tuple) and len(x) == 2:
+        return (*x, _as_weights(sample_weight))
+    raise BatchError(
+        f"sample_weight goes beside inputs and targets. Got {method}({batches.describe(x)}, sample_weight=...). Use "
+        f"{method}(x, y, sample_weight=w), or let the data give (inputs, targets, weights)."
+    )
+
+
+def _as_weights(given: Any) -> Any:
+    """The weights as floats: integers that were given by the name of weights are no index."""
+    if isinstance(given, list):
+        given = np.asarray(given)
+    if isinstance(given, np.ndarray) and given.dtype.kind in "iu":
+        return given.astype("float32")
+    return given
+
+
+def _open(trainer: "Trainer[Any]", data: Any, size: int, shuffle: bool) -> Source:
     backend, seed = trainer._backend, trainer._run.seed
     own: Source | None = backend.source(data, size, shuffle, seed)
-    if own is not None:
-        return own
+    return source.of(read_arrays(trainer, data), size, shuffle, seed) if own is None else own
+
+
+def read_arrays(trainer: "Trainer[Any]", data: Any) -> Any:
+    """Return arrays in the form in which they are cut; anything else as it is."""
     if isinstance(data, dict | tuple):
         data = batches.several(data, trainer._recipe.habits.lists)
     if is_cpu(trainer._devices[0]):  # numpy gathers without waking the framework's threads
-        data = batches.transform(data, backend.host)
-    return source.of(data, size, shuffle, seed)
+        data = batches.transform(data, trainer._backend.host)
+    return data

@@ -111,7 +111,7 @@ class Run:
         assert self.threads is not None
         sizes = sorted(set(plan.sizes(batch_size, self.shards)))
         words = [
-            f"{len(devices)} device{'s' * (len(devices) > 1)} ({_names(devices)})",
+            f"{len(devices)} device{'s' * (len(devices) > 1)} ({device_names(devices)})",
             f"{self.shards} shard{'s' * (self.shards > 1)} of {' or '.join(map(str, sizes))}"
             + (f" ({note})" if note else ""),
             f"batch {batch_size}",
@@ -141,5 +141,6 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _names(devices: Sequence[str]) -> str:
+def device_names(devices: Sequence[str]) -> str:
+    """The devices' names; of many only the first and the last."""
     return ", ".join(devices) if len(devices) <= 4 else f"{devices[0]} … {devices[-1]}"

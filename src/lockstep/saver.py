@@ -39,11 +39,12 @@ class Saver:
         if isinstance(self.checkpoint.every, int) and step % self.checkpoint.every == 0:
             self.save(step, snapshot)
 
-    def epoch_made(self, step: int, last: bool, logs: Mapping[str, float], snapshot: Callable[[], Snapshot]) -> None:
+    def epoch_made(
+        self, step: int, last: bool, logs: Mapping[str, float], validated: bool, snapshot: Callable[[], Snapshot]
+    ) -> None:
         """Saves where that is due after an epoch: the last one always, and every one where the best is to stay."""
         improved = False
-        if self._monitor is not None:
-            value = self._monitor.value(logs)
+        if self._monitor is not None and (value := self._monitor.value(logs, validated)) is not None:
             improved = self._monitor.better(value, self._best)
             self._best = value if improved else self._best
         if last or self._monitor is not None or self.checkpoint.every == "epoch":

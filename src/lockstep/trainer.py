@@ -1,16 +1,17 @@
 """The trainer: what `wrap` gives back. Thin; what it does is done in core and by the team."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from os import PathLike
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from lockstep import fitting, forward, keywords, snapshots, verification
+from lockstep import fitting, forward, snapshots, verification
 from lockstep.backends.base import Array, Backend, Recipe, State, Work
 from lockstep.callbacks import History
-from lockstep.callbacks.display import level
+from lockstep.callbacks.display import PassLine, level
 from lockstep.checkpoint import Checkpoint, Snapshot, find, write
 from lockstep.core import batches, digest, hyperparameters, plan
 from lockstep.core.arguments import show
@@ -18,17 +19,22 @@ from lockstep.core.breakdown import Breakdown
 from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.metrics import Sums
 from lockstep.core.reduction import Reduction
+from lockstep.core.scores import Scores
 from lockstep.data import source
 from lockstep.data.class_weights import weighed
 from lockstep.devices import is_cpu
 from lockstep.errors import StateError
+from lockstep.keywords import checked_integer, checked_optional, explain_arguments
 from lockstep.logs import Logs
-from lockstep.reading import DEFAULT_BATCH_SIZE, open_source
-from lockstep.run import Run
+from lockstep.reading import DEFAULT_BATCH_SIZE, join_data, open_source
+from lockstep.run import Run, device_names
+from lockstep.validation import choose_validation, split_validation
 from lockstep.world import Team
 
+Model = TypeVar("Model")
 
-class Trainer:
+
+class Trainer(Generic[Model]):
     """A model that trains on every device, with the same bits on any number of them.
 
     Made by `lockstep.wrap`. Also a context manager: leaving it ends the workers,
@@ -86,38 +92,64 @@ class Trainer:
 
     # -- training
 
+    @explain_arguments
     def fit(
         self,
-        data: Any,
-        *extra: Any,
+        x: Any,
+        y: Any = None,
+        *,
         epochs: int = 1,
         batch_size: int | None = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
         shuffle: bool = True,
+        initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_data: Any = None,
-        class_weight: Mapping[int, float] | None = None,
-        callbacks: Sequence[Any] = (),
+        validation_split: float = 0.0,
+        validation_batch_size: int | None = None,
+        validation_steps: int | None = None,
+        validation_freq: int | Collection[int] = 1,
+        callbacks: Sequence[Any] | None = (),
         checkpoint: str | PathLike[str] | Checkpoint | None = None,
         verbose: int | str = 1,
-        **others: Any,
     ) -> History:
-        """Trains for `epochs` passes over the data and gives the history of loss and metrics.
+        """Train for `epochs` passes over the data and return the history of loss and metrics.
 
-        `data` is `(inputs, targets)`, a nest of arrays, a data set, a loader or an
-        iterable of batches. `batch_size` is the whole batch across all devices, 32 if it is left out; a loader has its
-        own. `class_weight` is what each class weighs.
-        `checkpoint` names a folder: the run is saved there before its first step and as it goes, and goes on
-        from there, exactly, where the folder holds one; `epochs` is then the total.
+        Args:
+            x: the data: `(inputs, targets)` or `(inputs, targets, weights)` of arrays, nested tuples and dicts of them,
+                a data set, a loader, a `lockstep.data` pipeline or an iterable of batches. With `y`, the inputs alone.
+            y: the targets beside `x`, if `x` is the inputs.
+            epochs: with `initial_epoch` or `checkpoint`, the total, not the number of passes to add.
+            batch_size: of the whole batch across all devices; 32 if left out. A loader has its own.
+            sample_weight: what each example weighs, beside `x` and `y`.
+            class_weight: what the examples of each class weigh; 1 for a class that is left out.
+            shuffle: whether arrays and data sets are read in another order every epoch, that of (seed, epoch).
+            initial_epoch: the index of the first epoch, for a model that has been trained before.
+            steps_per_epoch: ends an epoch after so many steps; needed if the data is endless.
+            validation_data: evaluated after each epoch; logged as `val_loss` and so on.
+            validation_split: the last part of `x` and `y`, arrays only, is validated on and not trained on.
+            validation_batch_size: of the validation; training's if left out.
+            validation_steps: validates on so many batches only.
+            validation_freq: validates after every so many epochs, or after the listed ones, counted from 1.
+            callbacks: Lockstep's, or Keras's as they are.
+            checkpoint: a folder. The run is saved there before its first step and as it goes, and goes on from there,
+                exactly, if the folder holds one.
+            verbose: 0 prints nothing, 1 a progress bar and a line per epoch, 2 lines and where the time went.
 
         `fit` trains in training mode: before each step a model whose root is in evaluation mode is put into training
         mode, all of it, as by `model.train()`. Below a root in training mode each submodule keeps its own mode, so
         `model.train(); model.norm.eval()` freezes a batch norm's statistics.
+
+        Raises a `lockstep.LockstepError` if an argument cannot be used; the trainer is then as it was.
         """
-        keywords.check("fit", extra, others)
-        epochs = keywords.checked_integer("epochs", epochs, least=0)
-        steps_per_epoch = keywords.checked_optional("steps_per_epoch", steps_per_epoch)
-        batch_size = keywords.checked_optional("batch_size", batch_size)
-        asked = fitting.Asked(epochs, steps_per_epoch, validation_data, callbacks, checkpoint, level(verbose))
+        epochs = checked_integer("epochs", epochs, least=0)
+        initial_epoch = checked_integer("initial_epoch", initial_epoch, least=0)
+        steps_per_epoch = checked_optional("steps_per_epoch", steps_per_epoch)
+        batch_size = checked_optional("batch_size", batch_size)
+        data, held_out = split_validation(self, join_data(x, y, sample_weight, "fit"), validation_split)
+        rule = choose_validation(validation_data, held_out, validation_batch_size, validation_steps, validation_freq)
+        asked = fitting.Asked(epochs, initial_epoch, steps_per_epoch, rule, callbacks, checkpoint, level(verbose))
 
         def read() -> source.Source:
             found = self._source(data, batch_size, shuffle, DEFAULT_BATCH_SIZE)
@@ -125,6 +157,7 @@ class Trainer:
 
         return fitting.fit(self, read, asked)
 
+    @explain_arguments
     def step(self, batch: Any, *, verbose: int | str = 1) -> Logs:
         """Trains on one batch: one batch in, one update out; in the modes that the script has set, as a plain loop.
 
@@ -169,22 +202,52 @@ class Trainer:
 
     # -- forward only
 
-    def evaluate(self, data: Any, *extra: Any, batch_size: int | None = None, **others: Any) -> dict[str, float]:
-        """Loss and metrics over the data, with every example counted once."""
-        keywords.check("evaluate", extra, others)
-        return forward.evaluate(self, forward.source(self, data, keywords.checked_optional("batch_size", batch_size)))
+    @explain_arguments
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+        steps: int | None = None,
+        verbose: int | str = "auto",
+        return_dict: bool | None = None,
+    ) -> dict[str, float] | Scores:
+        """Return loss and metrics over the data, with every example counted once.
 
-    def predict(self, inputs: Any, *, batch_size: int | None = None, **others: Any) -> Any:
-        """The model's outputs as numpy, in order, one row per example; of a loader's batches the inputs are taken.
-
-        Several inputs are a tuple or a dict; for a Keras model also a list.
+        A dict by name; for a Keras model Keras's list, which answers by name too, unless `return_dict=True`. `x`, `y`
+        and `sample_weight` are as in `fit`; `steps` evaluates so many batches only. `verbose=1` prints a line, which a
+        Keras model does by itself.
         """
-        keywords.check("predict", (), others)
-        batch_size = keywords.checked_optional("batch_size", batch_size)
-        inputs = forward.inputs(self, inputs)
+        batch_size, steps = checked_optional("batch_size", batch_size), checked_optional("steps", steps)
+        as_dict = self._recipe.habits.words != "keras" if return_dict is None else return_dict
+        data = forward.source(self, join_data(x, y, sample_weight, "evaluate"), batch_size, steps=steps)
+        line = PassLine(verbose, self._recipe.habits.words)
+        values = forward.evaluate(self, data, line.count, steps)
+        if self._team.first:
+            line.print_values(values)
+        return values if as_dict else Scores(values)
+
+    @explain_arguments
+    def predict(
+        self, x: Any, *, batch_size: int | None = None, steps: int | None = None, verbose: int | str = "auto"
+    ) -> Any:
+        """Return the outputs as numpy, in order, one row per example; of a batch with targets only the inputs are read.
+
+        Several inputs are a tuple or a dict; for a Keras model also a list. `steps` predicts so many batches only.
+        `verbose=1` prints a line, which a Keras model does by itself.
+        """
+        batch_size, steps = checked_optional("batch_size", batch_size), checked_optional("steps", steps)
+        inputs = forward.inputs(self, x)
         arrays = isinstance(inputs, dict | tuple) or batches.is_array(inputs)
-        read = forward.source(self, inputs, batch_size).epoch(0)
-        return forward.rows(self, read if arrays else map(batches.inputs, read))
+        line = PassLine(verbose, self._recipe.habits.words)
+        data = forward.source(self, inputs, batch_size, steps=steps)
+        read = line.count(lambda: islice(data.epoch(0), steps))
+        rows = forward.rows(self, read if arrays else map(batches.inputs, read))
+        if self._team.first:
+            line.print_values({})
+        return rows
 
     def __call__(self, inputs: Any) -> Any:
         """The outputs for one batch of inputs, split over the replicas, in order, as the framework's own arrays."""
@@ -194,9 +257,20 @@ class Trainer:
     # -- state
 
     @property
-    def model(self) -> Any:
+    def model(self) -> Model:
         """Your own model, up to date."""
-        return self._recipe.model
+        model: Model = self._recipe.model
+        return model
+
+    @property
+    def optimizer(self) -> Any:
+        """Your own optimizer, up to date."""
+        return self._recipe.optimizer
+
+    @property
+    def shards(self) -> int | None:
+        """The number of parts of every batch; None until it is given or the first batch has decided it."""
+        return self._run.shards
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -274,6 +348,7 @@ class Trainer:
         """The sha256 of every array of the state, by name."""
         return digest.agreed(self._everyone("digests"), self.devices, self._run.step)
 
+    @explain_arguments
     def verify(
         self, data: Any, *, steps: int = 5, devices: Sequence[int] = (1, 2, 4), batch_size: int | None = None
     ) -> verification.Verification:
@@ -286,7 +361,15 @@ class Trainer:
             self._open_team.close()
             self._open_team = None
 
-    def __enter__(self) -> "Trainer":
+    def __repr__(self) -> str:
+        """Return the model's class, the devices, and how far the run has come."""
+        run, devices = self._run, self.devices
+        decided = f"{run.shards} shard{'s' * (run.shards > 1)}" if run.shards else "shards chosen at the first batch"
+        names = f"{len(devices)} device{'s' * (len(devices) > 1)} ({device_names(devices)})"
+        exact = "" if self.exact else ", exact=False"
+        return f"<Trainer of {type(self.model).__name__}: {names}, {decided}, seed {run.seed}, step {run.step}{exact}>"
+
+    def __enter__(self) -> Self:
         """The trainer itself."""
         return self
 

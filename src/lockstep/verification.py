@@ -47,7 +47,7 @@ class Stepper(Protocol):
         """The digest of every array of the state."""
 
 
-def of(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int], batch_size: int | None) -> Verification:
+def of(trainer: "Trainer[Any]", data: Any, steps: int, devices: Sequence[int], batch_size: int | None) -> Verification:
     """Verifies a trainer, whose state is as before afterwards."""
     batch_size = keywords.checked_optional("batch_size", batch_size)
     if not trainer.exact:
@@ -66,7 +66,7 @@ def of(trainer: "Trainer", data: Any, steps: int, devices: Sequence[int], batch_
     shards = run.shards or plan.default_shards(batches.count(chosen[0]), max(devices), accelerated)
     state, home = backend.state(), tuple(backend.devices)
 
-    def on(count: int) -> "Trainer":
+    def on(count: int) -> "Trainer[Any]":
         backend.load(state)
         names = alike(trainer._devices, count)
         other = type(trainer)(trainer._recipe, backend, trainer._start, names, replace(run, shards=shards))

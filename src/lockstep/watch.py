@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Watch:
     """Adds up, over the epochs of one `fit`, what every process has taken down."""
 
-    def __init__(self, trainer: "Trainer", has_callbacks: bool) -> None:
+    def __init__(self, trainer: "Trainer[Any]", has_callbacks: bool) -> None:
         self._trainer = trainer
         self._has_callbacks = has_callbacks
         self._parts: dict[int, Counter[str]] = {}

@@ -12,18 +12,20 @@ from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
 from lockstep.errors import LaunchError
+from lockstep.keywords import explain_arguments
 from lockstep.launch import environment, memory
 from lockstep.run import Run
-from lockstep.trainer import Trainer
+from lockstep.trainer import Model, Trainer
 from lockstep.world import Alone, Crew, Team, join
 
 
+@explain_arguments
 def wrap(
-    model: Any,
+    model: Model,
     optimizer: Any = None,
     loss: Any = None,
     *,
-    metrics: Sequence[Any] | Mapping[str, Any] = (),
+    metrics: str | Sequence[Any] | Mapping[str, Any] = (),
     devices: Any = None,
     shards: int | None = None,
     threads: int | None = None,
@@ -31,11 +33,11 @@ def wrap(
     precision: str | None = None,
     clip_norm: float | None = None,
     exact: bool = True,
-) -> Trainer:
+) -> Trainer[Model]:
     """A trainer for the model on every device: the same bits on any number of them.
 
-    `metrics` are names, functions of `(outputs, targets)` and `lockstep.Metric`, which go through the shards as
-    sums; and metric objects with a state of their own (torchmetrics', `MetricCollection`, any object with
+    `metrics` are a name, or several: names, functions of `(outputs, targets)` and `lockstep.Metric`, which go through
+    the shards as sums; and metric objects with a state of their own (torchmetrics', `MetricCollection`, any object with
     `update(outputs, targets)`, `compute()` and `reset()`). Copies of these run in this process alone, on the outputs
     of the whole batch in order, as the framework's arrays on the CPU: `fit` and `evaluate` give their values over the
     epoch or the data, `step` those of its batch. `compute()` gives a number, or several in a dict.
@@ -66,6 +68,8 @@ def wrap(
     chosen = {"seed": seed, "shards": shards, "threads": threads}
     given = frozenset(name for name, value in chosen.items() if value is not None)
     run = Run(0 if seed is None else seed, shards, threads, given=given)  # wrong numbers are refused first
+    if isinstance(metrics, str):
+        metrics = [metrics]
     home = choose.name_of(model)
     module = choose.module(home)
     if seed is None:
@@ -90,7 +94,7 @@ def wrap(
     return Trainer(recipe, backend, start, resolved, run, _metric_objects(objects, backend))
 
 
-def _joined(recipe: Recipe, run: Run, module: Module, devices: Any, objects: Sequence[Named]) -> Trainer:
+def _joined(recipe: Recipe, run: Run, module: Module, devices: Any, objects: Sequence[Named]) -> Trainer[Any]:
     """The trainer of a process that somebody else launched: one device, and the others over the wire."""
     if not module.joins:
         raise LaunchError(

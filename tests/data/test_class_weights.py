@@ -57,7 +57,6 @@ def test_a_class_is_a_whole_number_or_a_single_one(targets):
     [
         ([1.0, 2.0], (X, Y), "class_weight gives every class its weight. Got .1.0, 2.0."),
         ({}, (X, Y), "class_weight gives every class its weight. Got {}"),
-        ({0: 1.0, 2: 1.0}, (X, Y), "a weight for every class. Got a target of class 1; there are weights for 0, 2"),
         (WEIGHTS, (X, {"a": Y, "b": Y}), "class_weight is for a model with one output. Got targets {'a'"),
         (WEIGHTS, (X, np.full((11, 3), 1 / 3)), "targets that are one class each.*Got odds"),
         (WEIGHTS, (X, Y + 0.5), "targets that are one class each.*Got odds"),

@@ -77,6 +77,8 @@ class Params(TypedDict, total=False):
     """Examples in one epoch."""
     verbose: int
     """How much `fit` shows: 0, 1 or 2."""
+    validated: bool
+    """Whether the epoch that ends now was validated; absent if every epoch is."""
 
 
 class Callback:

@@ -58,8 +58,8 @@ class EarlyStopping(Callback):
         self._reset()
 
     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
-        value = self.monitor.value(logs)
-        if epoch < self.start_from_epoch:
+        value = self.monitor.value(logs, self.params.get("validated", True))
+        if value is None or epoch < self.start_from_epoch:
             return
         self.wait += 1
         if self.monitor.better(value, self.best):

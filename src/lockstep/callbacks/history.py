@@ -6,6 +6,7 @@ and then, is NaN where it was not measured, so that the lists always line up.
 
 import csv
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from lockstep.callbacks.base import Logs
 from lockstep.callbacks.curves import draw, picture
 from lockstep.callbacks.files import replace
+from lockstep.callbacks.notebook import in_notebook, show_picture
 from lockstep.callbacks.numerals import as_float, duration, significant
 
 
@@ -24,7 +26,7 @@ class History:
     >>> history = History(devices=("cpu:0", "cpu:1"))
     >>> history.record(0, {"loss": 0.7, "accuracy": 0.75, "val_accuracy": 0.81}, seconds=9.4)
     >>> history.record(1, {"loss": 0.4, "accuracy": 0.86, "val_accuracy": 0.93}, seconds=9.0)
-    >>> history.history["loss"]
+    >>> history["loss"]
     [0.7, 0.4]
     >>> history
     History(2 epochs: loss 0.4000, accuracy 0.8600, val_accuracy 0.9300)
@@ -94,6 +96,24 @@ class History:
         self.epoch = list(state["epoch"])
         self.seconds = list(state["seconds"])
 
+    def __getitem__(self, name: str) -> list[float]:
+        """One value per epoch, as `history.history[name]`.
+
+        >>> History(history={"loss": [0.5]})["loss"]
+        [0.5]
+        """
+        if name not in self.history:
+            raise KeyError(f"{name}; measured were {', '.join(self.history) or 'no values yet'}")
+        return self.history[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there are values of this name."""
+        return name in self.history
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self.history)
+
     def last(self) -> dict[str, float]:
         """The newest epoch's values.
 
@@ -117,10 +137,11 @@ class History:
         mean = sum(self.seconds) / len(self.seconds)
         return f"{self._result()}, {duration(mean)} sec/epoch{self._where()}"
 
-    def plot(self, path: str | PathLike[str]) -> Path:
-        """Draws the curves into a picture file (PNG, SVG, PDF, by its ending) and gives its path.
+    def plot(self, path: str | PathLike[str] | None = None) -> Path | None:
+        """Draw the curves into a picture file (PNG, SVG, PDF, by its ending) and return its path.
 
-        Loss in one panel, metrics in the next, validation dashed. Needs matplotlib, but no display.
+        Loss in one panel, metrics in the next, validation dashed. Needs matplotlib, but no display. In a notebook
+        `history.plot()` shows the picture; elsewhere that writes `curves.png`.
 
         >>> history = History()
         >>> history.record(0, {"loss": 0.5, "val_loss": 0.6}, seconds=1.0)
@@ -129,7 +150,10 @@ class History:
         ...     history.plot(folder + "/curves.png").name
         'curves.png'
         """
-        target = Path(path)
+        if path is None and in_notebook():
+            show_picture(picture(draw(self.epoch, self.history)))
+            return None
+        target = Path("curves.png" if path is None else path)
         if not target.suffix:
             target = target.with_suffix(".png")
         replace(target, picture(draw(self.epoch, self.history), target.suffix[1:]))

@@ -39,10 +39,8 @@ class KerasProgress(Progress):
         steps = self._batch + 1
         recorded = self._recorded(epoch)
         seconds = self._own_seconds() if recorded is None else recorded
-        facts = [f"{steps}/{self.params.get('steps') or steps}", f"{seconds:.0f}s", f"{_short(seconds / steps)}/step"]
-        facts += [f"{name}: {significant(value)}" for name, value in logs.items()]
         self._epoch = None
-        self._screen.keep(Text(" - ".join(facts)))
+        self._screen.keep(Text(keras_line(steps, self.params.get("steps"), seconds, logs)))
 
     def _greet(self) -> None:
         """The opening comes with the first batch, and the epoch's number after it."""
@@ -58,6 +56,16 @@ class Lines(KerasProgress):
         self._greeted = False
         self._screen = Plain(self._console)
         self._greet()
+
+
+def keras_line(steps: int, total: int | None, seconds: float, values: Logs) -> str:
+    """Steps, time and numbers as Keras writes them after an epoch or an evaluation.
+
+    >>> keras_line(3, None, 1.4, {"loss": 0.5})
+    '3/3 - 1s - 467ms/step - loss: 0.5000'
+    """
+    facts = [f"{steps}/{total or steps}", f"{seconds:.0f}s", f"{_short(seconds / max(steps, 1))}/step"]
+    return " - ".join([*facts, *(f"{name}: {significant(value)}" for name, value in values.items())])
 
 
 def _short(seconds: float) -> str:

@@ -61,7 +61,9 @@ class ReduceLROnPlateau(Callback):
         self._reset()
 
     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
-        value = self.monitor.value(logs)
+        value = self.monitor.value(logs, self.params.get("validated", True))
+        if value is None:
+            return
         if self.cooling:
             self.cooling -= 1
             self.wait = 0

@@ -1,7 +1,6 @@
 """Plot: the curves of a run while it runs."""
 
 from collections.abc import Callable
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
@@ -10,6 +9,7 @@ from typing import Any
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.callbacks.curves import draw, figure_type, picture
 from lockstep.callbacks.files import replace
+from lockstep.callbacks.notebook import in_notebook, show_picture
 from lockstep.core.arguments import check_path
 from lockstep.errors import CallbackError
 
@@ -68,27 +68,6 @@ class Plot(Callback):
         figure = draw(self.trainer.history.epoch, self.trainer.history.history)
         replace(self.path, picture(figure, self.path.suffix[1:]))
         if in_notebook():
-            self._show(picture(figure))
+            self._output = show_picture(picture(figure), self._output)
         ended = self._clock()
         self._due = ended + (ended - began) * (1 / SHARE - 1)
-
-    def _show(self, png: bytes) -> None:
-        """Replaces the picture in the notebook's cell."""
-        # Not an import statement: IPython is no dependency, a notebook brings it.
-        display = import_module("IPython.display")
-        image = display.Image(data=png)
-        if self._output is None:
-            self._output = display.display(image, display_id=True)
-        else:
-            self._output.update(image)
-
-
-def in_notebook() -> bool:
-    """Whether a cell of a notebook can show pictures here.
-
-    >>> in_notebook()
-    False
-    """
-    import rich  # knows notebooks of several kinds; `import lockstep` does not wait for it
-
-    return rich.get_console().is_jupyter

@@ -35,7 +35,7 @@ class Question:
 class Subject:
     """What is verified: a trainer and its data, which were `lent` where the script gave none."""
 
-    trainer: Trainer
+    trainer: Trainer[Any]
     data: Any
     lent: bool = False
 

@@ -77,9 +77,8 @@ class Loop(Protocol):
     def others(self) -> Mapping[str, float]:
         """The values of the metric objects over the epoch so far."""
 
-    @property
-    def validates(self) -> bool:
-        """Whether there is a validation."""
+    def validates(self, epoch: int) -> bool:
+        """Whether a validation follows this epoch."""
 
     def validate(self) -> Mapping[str, float]:
         """The validation's values, by their plain names."""
@@ -125,7 +124,7 @@ def fit(loop: Loop, place: Place, epochs: int, steps_per_epoch: int | None, chai
 
 def _end(loop: Loop, place: Place, logs: dict[str, float], chain: Any) -> None:
     """Ends an epoch: validation, record, callbacks; the place is then the next one's beginning."""
-    if loop.validates:
+    if loop.validates(place.epoch):
         chain.on_test_begin()
         validation = dict(loop.validate())
         chain.on_test_end(dict(validation))  # callbacks may write into theirs

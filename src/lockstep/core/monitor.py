@@ -59,13 +59,15 @@ class Monitor:
         if self.mode == "auto":
             object.__setattr__(self, "mode", _mode(self.name))
 
-    def value(self, logs: Mapping[str, float]) -> float:
-        """The metric's value in `logs`.
+    def value(self, logs: Mapping[str, float], validated: bool = True) -> float | None:
+        """The metric's value in `logs`; None for a metric of the validation after an epoch that was not validated.
 
-        >>> Monitor("loss").value({"loss": 0.5})
-        0.5
+        >>> Monitor("loss").value({"loss": 0.5}), Monitor("val_loss").value({"loss": 0.5}, validated=False)
+        (0.5, None)
         """
         if self.name not in logs:
+            if not validated and self.name.startswith("val_"):
+                return None
             near = difflib.get_close_matches(self.name, logs, n=1)
             hint = f" Use {near[0]!r}." if near else " Use one of these."
             if self.name.startswith("val_") and not any(name.startswith("val_") for name in logs):

@@ -17,9 +17,9 @@ from lockstep.errors import BatchError
 
 
 class ClassWeights:
-    """Puts the weights of their classes beside the examples of a batch.
+    """Puts the weights of their classes beside the examples of a batch; 1 for a class that is left out, as in Keras.
 
-    >>> ClassWeights({0: 1.0, 1: 5.0})(np.zeros((3, 2)), np.array([0, 1, 1]))[2]
+    >>> ClassWeights({1: 5.0})(np.zeros((3, 2)), np.array([0, 1, 1]))[2]
     array([1., 5., 5.])
     """
 
@@ -52,13 +52,7 @@ class ClassWeights:
 
     def _of(self, classes: NDArray[np.int64]) -> NDArray[np.float64]:
         places = np.searchsorted(self._classes, classes).clip(max=len(self._classes) - 1)
-        unknown = self._classes[places] != classes
-        if unknown.any():
-            raise BatchError(
-                f"class_weight has a weight for every class. Got a target of class {classes[unknown][0]}; there are "
-                f"weights for {', '.join(map(str, self._classes))}. Add the missing ones."
-            )
-        weights: NDArray[np.float64] = self._weights[places]
+        weights: NDArray[np.float64] = np.where(self._classes[places] == classes, self._weights[places], 1.0)
         return weights
 
 
