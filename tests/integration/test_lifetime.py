@@ -52,7 +52,7 @@ def digests(count):
     trainer = wrap(Dense([6, 8, 3], seed=1, dropout=0.2), 1)
     result = [trainer.digest()]
     for batch in batches(count):
-        trainer.step(batch)
+        trainer.step(batch, verbose=0)
         result.append(trainer.digest())
     return result
 """
@@ -60,7 +60,7 @@ def digests(count):
 TRAIN = """
 trainer = wrap(Net(), 3)
 for batch in batches(3):
-    trainer.step(batch)
+    trainer.step(batch, verbose=0)
 assert trainer.digest() == digests(3)[3]
 print("trained", *trainer._team._workers.pids, flush=True)
 """
@@ -72,10 +72,10 @@ class Slow(Net):
     elsewhere = here
 
 trainer = wrap(Slow(), 3)
-trainer.step(batches(1)[0])
+trainer.step(batches(1)[0], verbose=0)
 print("trained", *trainer._team._workers.pids, flush=True)
 while True:
-    trainer.step(batches(1)[0])
+    trainer.step(batches(1)[0], verbose=0)
 """
 
 
@@ -142,11 +142,11 @@ def test_a_torch_script_without_a_main_guard(tmp_path):
         bad = x.clone()
         bad[45] = float("nan")
         try:
-            trainer.step((bad, y))
+            trainer.step((bad, y), verbose=0)
         except ArithmeticError as error:
             print("refused:", error)
         assert trainer.digest() == before
-        trainer.step((x, y))
+        trainer.step((x, y), verbose=0)
         return [trainer.digest(), trainer.evaluate((x, y))["mse"].hex(), trainer.predict(x).tobytes().hex()]
 
     print("once")
@@ -179,7 +179,7 @@ def test_ctrl_c_ends_everything(tmp_path):
 
 
 def test_ctrl_c_while_workers_come_up(tmp_path):
-    text = HEAD + "trainer = wrap(Net(), 3)\nprint('up', flush=True)\ntrainer.step(batches(1)[0])\ntime.sleep(600)"
+    text = HEAD + "trainer = wrap(Net(), 3)\nprint('up', flush=True)\ntrainer.step(batches(1)[0], verbose=0)\ntime.sleep(600)"
     with running(text, tmp_path) as script:
         assert script.line() == "up"
         script.interrupt()
@@ -223,7 +223,7 @@ for index, batch in enumerate(data):
     if index == 4:
         model.armed = optimizer.armed = True
     try:
-        trainer.step(batch)
+        trainer.step(batch, verbose=0)
     except KeyboardInterrupt:
         interrupted = True
         break
@@ -236,7 +236,7 @@ steps = trainer._run.step
 trainer.evaluate(data[0])
 assert trainer.digest() == found
 for batch in data[steps:]:
-    trainer.step(batch)
+    trainer.step(batch, verbose=0)
 print("equal" if trainer.digest() == known[9] else "different")
 """
 
@@ -262,14 +262,14 @@ class Bad(Net):
 
 trainer = wrap(Bad(), 3)
 data = batches(3)
-trainer.step(data[0])
+trainer.step(data[0], verbose=0)
 bad = data[0][0].copy(), data[0][1]
 bad[0][-1] = 7777  # in the last worker's shard
 """
 
 
 def test_a_workers_exception_ends_the_script(tmp_path):
-    with running(HEAD + RAISES + "trainer.step(bad)", tmp_path) as script:
+    with running(HEAD + RAISES + "trainer.step(bad, verbose=0)", tmp_path) as script:
         returncode, stdout, stderr = script.end()
     assert returncode == 1
     assert {line.partition(" ")[0] for line in stdout.splitlines()} == {"[cpu:1]", "[cpu:2]"}
@@ -281,14 +281,14 @@ def test_a_workers_exception_ends_the_script(tmp_path):
 def test_a_workers_exception_is_caught_and_training_goes_on(tmp_path):
     ending = """
 try:
-    trainer.step(bad)
+    trainer.step(bad, verbose=0)
 except Picky as error:
     print("caught", error)
 found = trainer.digest()
 known = digests(3)
 assert found == known[1], "the failed step changed something"
-trainer.step(data[1])
-trainer.step(data[2])
+trainer.step(data[1], verbose=0)
+trainer.step(data[2], verbose=0)
 print("equal" if trainer.digest() == known[3] else "different")
 """
     with running(HEAD + RAISES + ending, tmp_path) as script:
@@ -308,7 +308,7 @@ class Batch(typing.NamedTuple):
 
 trainer = wrap(Net(), 2)
 for batch in batches(2):
-    trainer.step(Batch(*batch))
+    trainer.step(Batch(*batch), verbose=0)
 assert trainer.evaluate([Batch(*batch)])["loss"] > 0
 assert trainer.digest() == digests(2)[2]
 """
@@ -326,18 +326,18 @@ class Slow(Net):
 
 trainer = wrap(Slow(), 3)
 data = batches(200)
-trainer.step(data[0])
+trainer.step(data[0], verbose=0)
 print("trained", *trainer._team._workers.pids, flush=True)
 try:
     for batch in data[1:]:
-        trainer.step(batch)
+        trainer.step(batch, verbose=0)
 except lockstep.LockstepError as error:
     print(type(error).__name__, error, flush=True)
 known = digests(200)
 steps = trainer._run.step
 assert trainer.digest() == known[steps], "the state is whole"
 for batch in data[steps:steps + 3]:  # a new crew
-    trainer.step(batch)
+    trainer.step(batch, verbose=0)
 print("equal" if trainer.digest() == known[steps + 3] else "different")
 """
     with running(HEAD + ending, tmp_path) as script:
@@ -359,7 +359,7 @@ exec("from lockstep.backends.numpy import Dense\\nclass Net(Dense): pass", ghost
 sys.modules["ghost"] = ghost
 try:
     trainer = wrap(ghost.Net([6, 8, 3], seed=1), 2)
-    trainer.step(batches(1)[0])
+    trainer.step(batches(1)[0], verbose=0)
 except lockstep.LockstepError as error:
     print(error)
 """
@@ -386,7 +386,7 @@ def test_a_notebook(tmp_path, namespace):
         TRAIN,
         TRAIN,
         "trainer.close()",
-        "trainer.step(batches(4)[3])\nassert trainer.digest() == digests(4)[4]\nprint('done')",
+        "trainer.step(batches(4)[3], verbose=0)\nassert trainer.digest() == digests(4)[4]\nprint('done')",
     ]
     text = NOTEBOOK.replace("NAMESPACE", namespace).replace("CELLS", repr(cells))
     with running(text, tmp_path) as script:

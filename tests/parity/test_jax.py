@@ -24,7 +24,7 @@ WORLDS = {
     "mlp": (
         models.mlp,
         [
-            Case("nothing given, batch 256", 8, [models.features(256)]),
+            Case("nothing given, batch 512", 8, [models.features(512)]),
             Case("MLP 97 features, Adam, clipped", 8, [models.features(size) for size in (27, 61, 64, 5, 1)]),
             Case("fit 1,003 examples, tail of 3", 8, fit=(models.features(1003), 250)),
             Case("evaluate, predict", 8, forward=[with_inputs(models.features(size)) for size in (1, 5, 17)]),

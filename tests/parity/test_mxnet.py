@@ -63,6 +63,7 @@ def resnet():
 
 STEPS = [features(size) for size in (256, 61, 27, 8, 5, 1)]  # uneven shards, then empty ones
 PICTURES = [images(size) for size in (256, 61, 5)]
+DECIDES_ON_8 = images(512)
 FORWARD = [forward(features(size)) for size in (1, 2, 5, 9, 17)]
 
 KINDS = {
@@ -125,7 +126,7 @@ def test_contexts_give_the_bits_of_one(kind, shards, devices, references, matrix
 def test_no_argument_given(devices):
     """Nothing but the batch decides on shards, threads and seed."""
     with trainer("LeNet dropout, Adam", None, devices) as wrapped:
-        wrapped.step(PICTURES[0])
+        wrapped.step(DECIDES_ON_8)
         assert wrapped._run.shards == 8
         digests.add(wrapped.digest())
     assert len(digests) == 1

@@ -21,7 +21,7 @@ def forward(size):
 
 
 # 61 and 27 do not divide by 8, 5 and 1 leave shards empty; 1,003 examples in batches of 250 end with one of 3.
-STEPS = [batch(size) for size in (256, 61, 27, 8, 5, 1)]
+STEPS = [batch(size) for size in (512, 61, 27, 8, 5, 1)]  # 512 decides on 8 shards
 EPOCH = batch(1003)
 FORWARD = [forward(size) for size in range(1, 18)]  # up to 2 · devices + 1
 

@@ -1,7 +1,7 @@
 """PyTorch: the same bits after every step on 1, 2, 3, 4 and 8 devices.
 
 One world per number of devices runs every case in turn, for a worker takes seconds
-to start; the first batch, of 256, decides on 8 shards, and the later cases take 4.
+to start; the first batch, of 512, decides on 8 shards, and the later cases take 4.
 """
 
 import pytest
@@ -19,7 +19,7 @@ def with_inputs(data):
 def cases():
     torch.manual_seed(20)
     return [
-        Case("nothing given, batch 256", 8, [models.features(256)]),
+        Case("nothing given, batch 512", 8, [models.features(512)]),
         Case("MLP 97 features, Adam", 8, [models.features(size) for size in (27, 61, 64, 5, 1)]),
         Case("LeNet dropout, Adam", 8, [models.images(size) for size in (61, 27, 3)]),
         Case("transformer tied, AdamW", 8, [models.tokens(size) for size in (61, 16, 5)]),

@@ -90,7 +90,7 @@ def agree(make_net, make_optimizer, data, loss=None, **options):
     own_optimizer = make_optimizer(own.parameters())
     start = bits(own, own_optimizer)
     with lockstep.wrap(
-        own, own_optimizer, loss, devices=1, shards=1, threads=torch.get_num_threads(), **options
+        own, own_optimizer, loss, devices=1, shards=1, threads=torch.get_num_threads(), seed=0, **options
     ) as trainer:
         for batch in data:
             trainer.step(batch)

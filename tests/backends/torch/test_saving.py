@@ -171,12 +171,12 @@ def frozen():
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_what_was_turned_in_the_model_is_taken_up(tmp_path, devices):
-    one = wrapped(frozen)
+    one = wrapped(frozen, shards=2)
     fit(one)
     turned(one)
     one.save(tmp_path / "saved")
     fit(one)
-    with wrapped(frozen, devices=devices) as two:
+    with wrapped(frozen, devices=devices, shards=2) as two:
         assert len(two.devices) == devices
         two.step((x[:64], y[:64]))
         two.restore(tmp_path / "saved")

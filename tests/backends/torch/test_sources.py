@@ -340,7 +340,7 @@ def test_examples_that_may_be_batches_are_refused_with_both_readings():
             "fit(DataLoader(dataset, batch_size=32)), for batches fit(DataLoader(dataset, batch_size=None))."
         )
         for size, count in ((4, 2), (None, 6)):
-            found = trainer._source(DataLoader(StatefulStream(sequences), batch_size=size), 32, shuffle=True)
+            found = trainer._source(DataLoader(StatefulStream(sequences), batch_size=size), None, shuffle=True)
             assert len(list(found.epoch(0))) == count
             assert len(list(found.epoch(0, 1))) == count - 1
 
