@@ -171,7 +171,10 @@ def test_wrong_arguments_say_the_right_ones(call, message):
     [
         (lambda t: t.fit([(X, Y)], validation_split=0.5), "validation_split cuts arrays. Got a list, whose"),
         (lambda t: t.fit(X[:2], Y[:2], validation_split=0.9), "validation_split=0.9 for 2 examples, which leaves 0"),
-        (lambda t: t.fit(iter([(X, Y)]), iter([(X, Y)])), r"fit\(list_iterator, list_iterator\). Use fit\(data\), and f"),
+        (
+            lambda t: t.fit(iter([(X, Y)]), iter([(X, Y)])),
+            r"fit\(list_iterator, list_iterator\). Use fit\(data\), and f",
+        ),
         (lambda t: t.evaluate(iter([(X, Y)]), Y), r"evaluate\(list_iterator, ndarray\). Use evaluate\(data\)\."),
         (lambda t: t.fit(X, sample_weight=W), r"sample_weight goes beside inputs and targets"),
         (lambda t: t.fit(X, Y[:5]), r"Got lengths 60, 5"),

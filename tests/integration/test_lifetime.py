@@ -179,7 +179,10 @@ def test_ctrl_c_ends_everything(tmp_path):
 
 
 def test_ctrl_c_while_workers_come_up(tmp_path):
-    text = HEAD + "trainer = wrap(Net(), 3)\nprint('up', flush=True)\ntrainer.step(batches(1)[0], verbose=0)\ntime.sleep(600)"
+    text = (
+        HEAD
+        + "trainer = wrap(Net(), 3)\nprint('up', flush=True)\ntrainer.step(batches(1)[0], verbose=0)\ntime.sleep(600)"
+    )
     with running(text, tmp_path) as script:
         assert script.line() == "up"
         script.interrupt()

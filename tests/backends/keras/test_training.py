@@ -11,7 +11,6 @@ from keras import layers
 import lockstep
 from lockstep.backends.tensorflow.sources import DatasetSource
 from lockstep.errors import (
-    ArgumentError,
     BatchError,
     CallbackError,
     ExactError,
