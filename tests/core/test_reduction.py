@@ -50,6 +50,19 @@ def test_judge(criterion, expected, dtype):
     assert judge(criterion, OUTPUTS.astype(dtype), TARGETS.astype(dtype), 9) is expected
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("columns", [1, 10, 100])
+def test_a_function_of_a_mean_is_no_mean_though_the_halves_of_many_examples_are_alike(columns, dtype):
+    outputs, targets = (_generator.standard_normal((2, 4096, columns))).astype(dtype)
+
+    def root(outputs, targets):
+        return float(squares(outputs, targets).mean() ** 0.5)
+
+    assert judge(root, outputs, targets, 4096) is Reduction.ASSUMED
+    assert judge(lambda o, t: float(squares(o, t).mean()), outputs, targets, 4096) is Reduction.MEAN
+    assert judge(lambda o, t: float(squares(o, t).sum()), outputs, targets, 4096) is Reduction.SUM
+
+
 @pytest.mark.parametrize("num_examples", [1, 2, 3, 8])
 def test_any_number_of_examples_can_be_judged(num_examples):
     outputs, targets = OUTPUTS[:num_examples], TARGETS[:num_examples]

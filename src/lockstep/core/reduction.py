@@ -17,6 +17,10 @@ Criterion = Callable[[Any, Any], float | None]
 """The loss of outputs and targets as one number; None if its form tells how the examples count."""
 
 
+_MOST_PARTS = 8
+"""Pairs of examples whose losses are compared: with the halves a dozen calls of the loss, once in a run."""
+
+
 class Reduction(Enum):
     """How a loss is taken in a run."""
 
@@ -58,7 +62,26 @@ def judge(criterion: Criterion, outputs: Any, targets: Any, num_examples: int) -
     is_mean = math.isclose(whole, share * left + (1 - share) * right, rel_tol=0, abs_tol=tolerance)
     if is_sum == is_mean:  # both are true of parts that cancel
         return Reduction.ASSUMED
-    return Reduction.SUM if is_sum else Reduction.MEAN
+    if is_sum:
+        return Reduction.SUM
+    return Reduction.MEAN if _is_mean_of_extremes(criterion, pair, num_examples) else Reduction.ASSUMED
+
+
+def _is_mean_of_extremes(criterion: Criterion, pair: Any, num_examples: int) -> bool:
+    """Whether the loss is the mean also over the two parts, of two examples each, that differ most.
+
+    The halves of a large shard have nearly the same loss, and then a root of a mean is nearly the mean of roots.
+    """
+    starts = range(0, min(num_examples, 2 * _MOST_PARTS) - 1, 2)
+    try:
+        losses = [criterion(*_cut(pair, num_examples, slice(start, start + 2))) for start in starts]
+        known = [(loss, start) for loss, start in zip(losses, starts, strict=True) if loss is not None]
+        (least, low), (most, high) = min(known), max(known)
+        both = criterion(*_cut(pair, num_examples, [low, low + 1, high, high + 1]))
+    except Exception:  # of so few examples the loss cannot be taken
+        return False
+    tolerance = _tolerance(pair[0]) * (abs(least) + abs(most))
+    return both is not None and math.isclose(both, (least + most) / 2, rel_tol=0, abs_tol=tolerance)
 
 
 def _cut(nest: Any, num_examples: int, where: Any) -> Any:

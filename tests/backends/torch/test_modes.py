@@ -140,6 +140,39 @@ class Freezing(nn.Sequential):
         return self
 
 
+class Frozen(nn.Module):
+    """Freezes its batch norm wherever it is put into training mode, as detection models do."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.drop, self.last = (
+            nn.Linear(5, 8),
+            nn.BatchNorm1d(8),
+            nn.Dropout(0.5),
+            nn.Linear(8, 3),
+        )
+
+    def forward(self, x):
+        return self.last(self.drop(self.norm(self.first(x))))
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_fit_calls_a_train_of_the_models_own_also_of_a_fresh_model(devices):
+    net = Frozen()
+    assert net.norm.training  # made, and not yet put into any mode
+    net.drop.eval()
+    with wrapped(net, devices=devices) as trainer:
+        trainer.fit(X, Y, batch_size=24, epochs=2, verbose=0)
+    assert int(net.norm.num_batches_tracked) == 0
+    assert [net.training, net.norm.training, net.drop.training] == [True, False, False]
+
+
 def test_a_fit_calls_the_models_own_train():
     net = Freezing(*network()).eval()
     wrapped(net).fit((X, Y), epochs=1, batch_size=12, verbose=0)

@@ -42,6 +42,7 @@ class TorchBackend:
         chosen = resolve(recipe.metrics, metrics.named(loss))
         self.outputs = ShardOutputs(recipe.keeps_outputs, inputs.host_output, torch.tensor, inputs.to_cpu)
         self._shards = Shards(self._replica, loss, chosen, self._options, self.outputs)
+        self._has_own_train = any(type(each).train is not torch.nn.Module.train for each in recipe.model.modules())
         self._loss, self._surroundings = loss, Surroundings(loss, recipe.model)
         self._scaler = Scaler(2.0**16) if self._options.precision == "fp16" else Scaler()
         self._last_scale = self._scaler.scale
@@ -262,9 +263,19 @@ class TorchBackend:
         self._replica.turn(controls)
 
     def enter_training_mode(self) -> None:
-        """Calls `model.train()` if the root is in evaluation mode; below a root in training mode nothing changes."""
-        if not self._replica.model.training:
-            self._replica.model.train()
+        """Call `model.train()` if the root is in evaluation mode, or if a module has a `train()` of its own.
+
+        Below a root in training mode every submodule that is in evaluation mode stays in it: a `train()` of the
+        model's own, which freezes its batch norms, say, can only add to those that the script has chosen.
+        """
+        model = self._replica.model
+        if not model.training:
+            model.train()
+        elif self._has_own_train:
+            resting = [module for module in model.modules() if not module.training]
+            model.train()
+            for module in resting:
+                module.training = False
 
     def touched(self) -> bool:
         """Whether the script wrote to the state since the last step."""
