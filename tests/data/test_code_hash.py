@@ -148,6 +148,34 @@ def test_a_generator_counts_by_its_kind_because_it_is_seeded_around_each_example
     assert hash_code(make(1)) == hash_code(make(2))
 
 
+def test_what_a_try_covers_counts(monkeypatch):
+    """The instructions are the same ones; only the table of exceptions differs."""
+    inside = "def f(v):\n    try:\n        a = g(v)\n        b = h(a)\n    except ValueError: return 0\n    return b"
+    after = "def f(v):\n    try:\n        a = g(v)\n    except ValueError: return 0\n    else: b = h(a)\n    return b"
+    one, other = (defined(f"g = h = float\n{text}", "", 2, monkeypatch) for text in (inside, after))
+    assert hash_code(one) != hash_code(other)
+
+
+def test_a_module_that_is_not_installed_may_be_imported_where_that_is_expected():
+    def f(x):
+        try:
+            import not_installed_anywhere
+        except ImportError:
+            return x
+        return not_installed_anywhere.g(x)
+
+    assert hash_code(f) == hash_code(f)
+    assert next(iter(arrays(np.arange(2)).map(f).batch(2))).tolist() == [0, 1]
+
+
+def test_what_pickle_finds_by_a_name_in_a_package():
+    torch = pytest.importorskip("torch")
+    kinds = [torch.float32, torch.float64, torch.channels_last, np.add, np.multiply]
+    hashes = [hash_code(lambda x, kind=kind: (x, kind)) for kind in kinds]
+    assert len(set(hashes)) == len(kinds)
+    assert hash_code(torch.float32) == hash_code(torch.float)
+
+
 def test_tensors_count_by_their_bytes():
     torch = pytest.importorskip("torch")
 

@@ -3,13 +3,14 @@
 The standard library and installed packages count by name and version. Everything else (the script, its own modules) is
 followed: names that a function looks up, closures, defaults, base classes, attributes. Objects count by what they would
 put into a pickle, because that is all a reader process gets of them. Memory addresses, line numbers, the order of sets
-and docstrings do not count, so that the same script has the same hash in every process.
+and docstrings of classes do not count, so that the same script has the same hash in every process.
 """
 
 import copyreg
 import functools
 import hashlib
 import importlib
+import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -112,6 +113,7 @@ class CodeHash:
         yield value.co_code.hex()
         yield repr((value.co_names, value.co_varnames, value.co_cellvars, value.co_freevars, value.co_flags))
         yield repr((value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount))
+        yield value.co_exceptiontable.hex()  # which instructions a `try` covers stands only here
         yield from self._each(value.co_consts, "a constant")
 
     def _function(self, value: FunctionType) -> Iterator[str]:
@@ -141,7 +143,7 @@ class CodeHash:
             for chain in list_chains(code):
                 names.setdefault(chain[0], set()).add(chain[1:])
             for module in list_imports(code, function.__globals__):
-                yield self.hash(importlib.import_module(module), f"the module {module}")
+                yield self._import(module)
         for name in sorted(names):
             if name not in function.__globals__:
                 if name in _LOOKUPS:
@@ -151,6 +153,13 @@ class CodeHash:
             for attributes in sorted(names[name]):
                 yield f"{name}.{'.'.join(attributes)}"
                 yield self._attribute(value, name, attributes)
+
+    def _import(self, name: str) -> str:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:  # `try: import x` in the function, and x is not installed
+            return f"no module {name}"
+        return self.hash(module, f"the module {name}")
 
     def _attribute(self, value: Any, name: str, attributes: tuple[str, ...]) -> str:
         """Hashes what a name stands for; of a module of the script's own only the attribute that is used."""
@@ -222,7 +231,7 @@ class CodeHash:
         except Exception:
             self._refuse(f"a {type(value).__module__}.{type(value).__qualname__}")
         if isinstance(reduced, str):
-            yield self._named(value)
+            yield self._named(value, reduced)
             return
         yield self.hash(type(value), type(value).__qualname__)
         make, arguments, state, entries, items = (*reduced, None, None, None)[:5]
@@ -238,18 +247,21 @@ class CodeHash:
         yield self.hash(None if entries is None else list(entries), "its entries")
         yield self.hash(None if items is None else list(items), "its items")
 
-    def _named(self, value: Any) -> str:
+    def _named(self, value: Any, name: str = "") -> str:
         """Identifies what is found again by its name, in an installed package or a compiled module."""
-        module = getattr(value, "__module__", None) or "builtins"
-        name = str(getattr(value, "__qualname__", None) or getattr(value, "__name__", ""))
-        if isinstance(value, np.ufunc):
-            module = "numpy"
-        found: Any = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is not value and not isinstance(value, BuiltinFunctionType):
-            self._refuse(f"a {type(value).__module__}.{type(value).__qualname__} named {name!r}")
-        return f"{describe_package(module)} {name}"
+        name = name or str(getattr(value, "__qualname__", None) or getattr(value, "__name__", ""))
+        own = getattr(value, "__module__", None)
+        if isinstance(value, BuiltinFunctionType):
+            return f"{describe_package(own or 'builtins')} {name}"
+        # torch.float32 and numpy's ufuncs do not tell their module: then it is their type's, or pickle searches for it.
+        searched = pickle.whichmodule(value, name)  # type: ignore[attr-defined]
+        for module in (own or type(value).__module__, searched):
+            found: Any = sys.modules.get(module)
+            for part in name.split("."):
+                found = getattr(found, part, None)
+            if found is value:
+                return f"{describe_package(module)} {name}"
+        self._refuse(f"a {type(value).__module__}.{type(value).__qualname__} named {name!r}")
 
     def _refuse(self, what: str) -> NoReturn:
         place = " > ".join(self._path)
