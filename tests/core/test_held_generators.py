@@ -5,6 +5,7 @@ import functools
 import random
 import re
 import sys
+import tempfile
 import types
 
 import numpy as np
@@ -157,6 +158,21 @@ def test_one_with_a_seed_is_no_draw():
         assert np.random.default_rng(4).normal() == np.random.default_rng(4).normal()
         assert random.Random(4).random() == random.Random(4).random()
         assert not isolated.has_moved()
+
+
+def test_names_of_temporary_files_are_no_draw(monkeypatch):
+    """`tempfile` makes a generator of its own with the first file, and examples may be unpacked into files."""
+    monkeypatch.setattr(tempfile, "_name_sequence", None)
+    with IsolatedGenerators() as isolated:
+        tempfile.NamedTemporaryFile().close()
+        assert not isolated.has_moved()
+
+
+def test_plain_entries_are_not_followed_and_others_are():
+    rng = np.random.default_rng(0)
+    plain = [{"text": "a", "ids": [1, 2], "weight": 0.5} for _ in range(100)]
+    assert find_generators(plain) == []
+    assert find_generators([*plain, {"text": "a", "ids": [1, rng]}]) == [rng]
 
 
 def test_one_that_appears_while_reading_is_refused():

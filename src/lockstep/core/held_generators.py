@@ -27,6 +27,8 @@ from lockstep.errors import ExactError
 MOST_ENTRIES = 1000  # a longer list or dict is not looked into
 _MOST_OBJECTS = 20_000
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
+_EXACT_LEAVES = frozenset((bool, int, float, complex, str, bytes, type(None), np.ndarray))
+_CONTAINERS = (list, tuple, dict)
 
 
 class IsolatedGenerators:
@@ -101,10 +103,12 @@ def find_generators(*roots: Any) -> list[Any]:
     waiting = deque(roots)
     while waiting and len(seen) < _MOST_OBJECTS:
         value = waiting.popleft()
-        if isinstance(value, _LEAVES) or id(value) in seen:
+        if id(value) in seen or isinstance(value, _LEAVES):
             continue
         seen[id(value)] = value
-        if _is_generator(value):
+        if type(value) in _CONTAINERS:
+            waiting.extend(_list_entries(value))
+        elif _is_generator(value):
             if not any(value is each for each in shared):
                 found.append(value)
         else:
@@ -135,12 +139,18 @@ def _list_references(value: Any) -> Iterator[Any]:
         yield from _list_contents(value)
 
 
+def _list_entries(value: Any) -> Iterable[Any]:
+    """Returns the entries that need to be looked at; fast, because this comes before and after each batch."""
+    if len(value) > MOST_ENTRIES:
+        return ()
+    entries = value.values() if isinstance(value, dict) else value
+    return () if _EXACT_LEAVES.issuperset(map(type, entries)) else entries
+
+
 def _list_contents(value: Any) -> Iterator[Any]:
     """Yields what an object holds: its entries, its attributes, its class."""
-    if isinstance(value, list | tuple | deque) and len(value) <= MOST_ENTRIES:
-        yield from value
-    elif isinstance(value, dict) and len(value) <= MOST_ENTRIES:
-        yield from value.values()
+    if isinstance(value, list | tuple | deque | dict):
+        yield from _list_entries(value)
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, Mapping):
         yield from attributes.values()
@@ -236,6 +246,14 @@ def _is_equal(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
 
 
+def _is_for_file_names() -> bool:
+    """Whether `tempfile` makes the generator, with which it chooses the names of files: no example depends on these."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == "random":
+        frame = frame.f_back
+    return frame.f_globals.get("__name__") == "tempfile"
+
+
 @contextmanager
 def _entropy_from_global() -> Iterator[None]:
     """Inside, generators that this thread makes without a seed take one from Python's global generator."""
@@ -247,7 +265,8 @@ def _entropy_from_global() -> Iterator[None]:
         return random.getrandbits(count) if threading.get_ident() == thread else bits(count)
 
     def seed_fresh(self: random.Random, a: Any = None, version: int = 2) -> None:
-        seed(self, random.getrandbits(256) if a is None and threading.get_ident() == thread else a, version)
+        is_draw = a is None and threading.get_ident() == thread and not _is_for_file_names()
+        seed(self, random.getrandbits(256) if is_draw else a, version)
 
     numpy.randbits, random.Random.seed = draw_bits, seed_fresh  # type: ignore[method-assign]
     try:
