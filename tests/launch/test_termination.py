@@ -140,6 +140,25 @@ def test_a_reader_that_ends_while_a_batch_is_waited_for(first, child_ends):
         next(asked.over(batches))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGCHLD])
+def test_the_start_of_a_reader_is_not_broken_off(number, child_ends):
+    """An exception in a hook of `os.fork` is printed and lost, and logging's lock stays locked."""
+    start = eval(
+        "lambda: signal.raise_signal(number)", {"__name__": "multiprocessing.popen_fork", **locals(), "signal": signal}
+    )
+
+    def batches():
+        child_ends()
+        if number == signal.SIGCHLD:
+            asked.asked = True
+        start()
+        yield 1
+
+    with Termination() as asked:
+        assert next(asked.over(batches)) == 1
+        assert asked.asked
+
+
 def test_a_reader_that_crashes_is_still_an_error(monkeypatch, child_ends):
     monkeypatch.setattr(termination, "_SECONDS_TO_ARRIVE", 0.0)
     signal.signal(signal.SIGCHLD, fails)

@@ -102,7 +102,7 @@ class Termination:
             os.kill(os.getpid(), signal.SIGTERM)
         elif not self.asked:
             self.asked, self._asked_at = True, time.monotonic()
-            if self._reading and self._child_ended and not self._handling_child:
+            if self._reading and self._child_ended and not self._handling_child and not _is_starting_process(frame):
                 raise StopRequested
         elif time.monotonic() - self._asked_at > _SECONDS_OF_ONE:
             self._put_back()
@@ -127,7 +127,7 @@ class Termination:
                 raise
         finally:
             self._handling_child = False
-        if self._reading and self.asked:
+        if self._reading and self.asked and not _is_starting_process(frame):
             raise StopRequested
 
     def _put_back(self) -> None:
@@ -138,3 +138,15 @@ class Termination:
         # After SIGTERM the script ends: a reader that it has ended is no error any more.
         if not self.asked and signal.getsignal(signal.SIGCHLD) == self._note_child:
             signal.signal(signal.SIGCHLD, self._previous_of_children)
+
+
+def _is_starting_process(frame: FrameType | None) -> bool:
+    """Whether a loader is starting a process right now.
+
+    What is raised in the hooks that run around a fork is printed and lost, and locks that they hold stay locked.
+    """
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("multiprocessing.popen_"):
+            return True
+        frame = frame.f_back
+    return False
