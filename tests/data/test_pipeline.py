@@ -147,11 +147,17 @@ def refused(build, message):
             lambda: stream([1]).cache(),
             "A cache has a row for every example. A stream has no length. Use lockstep.data.indexed.",
         ),
-        (lambda: arrays(TEN).batch(0), "batch takes a whole number from 1 on. Got 0."),
-        (lambda: arrays(TEN).take(2.5), "take takes a whole number from 1 on. Got 2.5."),
-        (lambda: arrays(TEN).prefetch(0), "prefetch takes a whole number from 1 on. Got 0."),
-        (lambda: arrays(TEN).shuffle("a"), "seed takes a whole number. Got 'a'."),
-        (lambda: indexed(TEN, workers=-1), "workers takes a whole number from 0 on. Got -1."),
+        (lambda: arrays(TEN).batch(0), "batch takes a whole number from 1 on. Got 0. Use for example batch=1."),
+        (lambda: arrays(TEN).take(2.5), "take takes a whole number from 1 on. Got 2.5. Use for example take=1."),
+        (
+            lambda: arrays(TEN).prefetch(0),
+            "prefetch takes a whole number from 1 to 1000. Got 0. Use for example prefetch=1.",
+        ),
+        (lambda: arrays(TEN).shuffle("a"), "seed takes a whole number. Got 'a'. Use for example seed=1."),
+        (
+            lambda: indexed(TEN, workers=-1),
+            "workers takes a whole number from 0 on. Got -1. Use for example workers=1.",
+        ),
         (lambda: arrays(), "A pipeline begins with arrays. Got none. Write lockstep.data.arrays(x, y)."),
         (
             lambda: indexed(iter([1])),
