@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data.kit import FLAT, IMAGES, LABELS, epoch, fitted
-from lockstep.data import arrays, indexed
+from lockstep.data import arrays, indexed, source, stream
 from lockstep.errors import ExactError
 
 RNG = np.random.default_rng(0)
@@ -55,3 +55,37 @@ def test_a_function_that_draws_from_them_without_saying_so_is_refused(draw):
     ):
         with pytest.raises(ExactError, match=r"one that it holds, or a new one without a seed\. Write \.map\(f, ran"):
             list(pipeline)
+
+
+class Drawing:
+    """A stream that draws from a generator of its own, from a new one, and from the process's."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __iter__(self):
+        fresh = np.random.default_rng()
+        for index in range(37):
+            noise = self.rng.normal(size=16) + fresh.normal(size=16) + np.random.normal(size=16)
+            yield (FLAT[index] + noise).astype("float32"), LABELS[index]
+
+
+def test_what_a_stream_draws_follows_from_seed_and_epoch():
+    def inputs_of(data, index, seed=0, start=0):
+        return inputs(source.of(stream(data).batch(8), 8, False, seed).epoch(index, start))
+
+    first, used = Drawing(), Drawing()
+    before = inputs_of(used, 0)
+    assert before == inputs_of(first, 0)
+    np.random.normal()
+    expected = inputs_of(used, 1)
+    assert inputs_of(Drawing(), 1) == expected
+    assert expected.endswith(inputs_of(Drawing(), 1, start=2))
+    assert len({before, expected, inputs_of(Drawing(), 0, seed=1)}) == 3
+    assert fitted(stream(Drawing()).batch(8), 1) == fitted(stream(Drawing()).batch(8), 2)
+
+
+def test_a_stream_leaves_the_scripts_own_generators_where_they_were():
+    before = np.random.get_state()[1].copy()
+    list(stream(Drawing()).batch(8))
+    assert (np.random.get_state()[1] == before).all()

@@ -91,6 +91,17 @@ def seed_generators(held: Iterable[Any], value: int) -> None:
         _seed(each, [value, index])
 
 
+def read_apart(items: Iterator[Any], apart: generators.Apart) -> Iterator[Any]:
+    """Yields the items, each made with the generators of `apart`, from which new ones without a seed follow too."""
+    end = object()
+    while True:
+        with apart, _entropy_from_global():
+            item = next(items, end)
+        if item is end:
+            return
+        yield item
+
+
 def find_generators(*roots: Any) -> list[Any]:
     """Returns the generators that functions and objects hold, in an order that every process finds.
 

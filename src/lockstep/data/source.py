@@ -124,7 +124,7 @@ class StreamSource:
     num_steps: int | None = None
     resumes = loaders.BY_DROPPING
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, seed: int = 0) -> None:
         chain = pipeline.chain
         assert isinstance(chain.base, Stream)
         self.batch_size: int | None = chain.batch.size
@@ -132,7 +132,7 @@ class StreamSource:
         moves = [*chain.moves, *chain.batch_moves]
         repeats = [index for index, move in enumerate(moves) if isinstance(move, Repeat)]
         self.endless = bool(repeats) and not any(isinstance(move, Take) for move in moves[repeats[0] :])
-        self._streaming = Streaming(chain)
+        self._streaming = Streaming(chain, seed)
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
         """The stream's batches."""
@@ -148,7 +148,7 @@ def of(data: Any, batch_size: int, shuffle: bool, seed: int) -> Source:
     shuffle = check_flag("shuffle", shuffle, BatchError)
     if isinstance(data, Pipeline):
         pipeline = data if data.batched else data.batch(batch_size)
-        return StreamSource(pipeline) if isinstance(data.base, Stream) else PipelineSource(pipeline)
+        return StreamSource(pipeline, seed) if isinstance(data.base, Stream) else PipelineSource(pipeline)
     if isinstance(data, dict | tuple) or batches.is_array(data):
         return ArraySource(data, batch_size, shuffle, seed)
     if _is_data_set(data) and getattr(data, "shape", None) != ():  # an array without axes holds no examples

@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.core import seeds
+from lockstep.core.generators import Apart
+from lockstep.core.held_generators import find_generators, read_apart, seed_generators
 from lockstep.data.bases import Stream
 from lockstep.data.chain import Chain
 from lockstep.data.collate import stack
@@ -25,14 +28,21 @@ Read = Callable[[int], Iterator[Any]]  # what an epoch holds
 class Streaming:
     """A stream and the reader that works on its examples."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, seed: int = 0) -> None:
         self._chain = chain
+        self._seed = seed
         self._reader = Reader(chain)
         self._groups = _groups(chain)
 
     def epoch(self, index: int, start: int) -> Iterator[Any]:
-        """The batches of an epoch; those before `start` are read and dropped."""
-        groups = islice(self._groups(index), start, None)
+        """The batches of an epoch; those before `start` are read and dropped.
+
+        What the stream draws follows from (seed, epoch), so a resumed epoch has the same examples.
+        """
+        assert isinstance(self._chain.base, Stream)
+        seed = seeds.derive("stream", self._seed, index)
+        seed_generators(find_generators(self._chain.base.iterable), seed)
+        groups = islice(read_apart(self._groups(index), Apart(seed)), start, None)
         if not self._reader.threaded:
             yield from map(self._batch, groups)
             return

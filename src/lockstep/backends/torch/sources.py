@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from lockstep.core import generators, huggingface, seeds
 from lockstep.core.batches import describe, leaves, top
 from lockstep.core.generators import Apart
-from lockstep.core.held_generators import IsolatedGenerators, find_generators, seed_generators
+from lockstep.core.held_generators import IsolatedGenerators, find_generators, read_apart, seed_generators
 from lockstep.errors import BatchError
 
 # What a loader was made with, and passes on to the one that reads in its place. Not its generator, which belongs to
@@ -76,7 +76,7 @@ class StreamLoaderSource(_Source):
         seed_generators(held, seeds.derive("loader", self._seed, index))  # a resumed epoch begins with the same
         with apart:
             iterator = iter(self._loader)
-        return map(top, islice(apart.over(iterator), start, None))
+        return map(top, islice(read_apart(iterator, apart), start, None))
 
 
 class LoaderSource(_Source):
