@@ -403,6 +403,11 @@ def test_a_hugging_face_stream_of_examples_is_told_how_to_make_batches():
         source.of(Dataset(lambda example: example), 2, True, 0)
 
 
+def test_a_loader_in_a_folder_of_the_scripts_own_that_is_called_datasets_is_no_stream(monkeypatch):
+    monkeypatch.setattr(Counting, "__module__", "datasets.images")
+    assert source.of(Counting(), 2, True, 0).resumes == "by its state_dict"
+
+
 def test_a_loaders_state_at_the_end_of_an_epoch():
     first = source.of(Counting(), 2, True, 0)
     before = values(first.epoch(0), 9)

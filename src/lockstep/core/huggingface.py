@@ -4,8 +4,11 @@ from typing import Any
 
 
 def is_stream(data: Any) -> bool:
-    """Returns whether this is one of Hugging Face's objects that are read one after another."""
-    return type(data).__module__.partition(".")[0] == "datasets"
+    """Returns whether this is one of Hugging Face's objects that are read one after another.
+
+    Many scripts have a folder `datasets` of their own, so the package's name alone says nothing.
+    """
+    return any(kind.__module__ == "datasets.iterable_dataset" for kind in type(data).__mro__)
 
 
 def is_batched(data: Any) -> bool:
