@@ -271,6 +271,21 @@ def test_another_version_of_a_package_gives_another_hash(monkeypatch):
     assert hash_code(function) != before
 
 
+def test_a_module_of_the_scripts_own_with_a_name_of_the_standard_library(tmp_path, monkeypatch):
+    hashes = []
+    for k in (2, 3):
+        module = types.ModuleType("code")
+        module.__file__ = str(tmp_path / "code.py")
+        exec(f"K = {k}\ndef h(v): return K * v", vars(module))
+        monkeypatch.setitem(sys.modules, "code", module)
+        packages.is_installed.cache_clear()
+        hashes.append(hash_code(lambda v, h=module.h: h(v)))
+    monkeypatch.undo()
+    packages.is_installed.cache_clear()
+    assert hashes[0] != hashes[1]
+    assert packages.is_installed("code")
+
+
 def test_a_compiled_module_counts_by_its_file(tmp_path, monkeypatch):
     module = types.ModuleType("compiled")
     module.__file__ = str(tmp_path / "compiled.so")

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import importlib.metadata
+import os
 import platform
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ def is_installed(module: str) -> bool:
     top = module.partition(".")[0]
     if top in ("__main__", "__mp_main__", ""):
         return False
-    return top in sys.stdlib_module_names or top == "lockstep" or (_lies_in_packages(top) and _version(top) != "")
+    return _is_standard(top) or top == "lockstep" or (_lies_in_packages(top) and _version(top) != "")
 
 
 def describe_package(module: str) -> str:
@@ -31,12 +32,19 @@ def describe_package(module: str) -> str:
     True
     """
     top = module.partition(".")[0]
-    if top in sys.stdlib_module_names:
+    if _is_standard(top):
         return f"{top} {platform.python_implementation()} {platform.python_version()}"
     file = getattr(sys.modules.get(module), "__file__", None)
     if is_installed(module) or file is None:
         return f"{top} {_version(top)}"
     return f"{module} {hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
+
+
+def _is_standard(top: str) -> bool:
+    """Whether it is the standard library's module; scripts have folders of the same names, such as `code`."""
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    is_own = file.endswith(".py") and not Path(file).is_relative_to(Path(os.__file__).parent)
+    return top in sys.stdlib_module_names and not is_own
 
 
 def _lies_in_packages(top: str) -> bool:
