@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
@@ -91,8 +91,17 @@ def seed_generators(held: Iterable[Any], value: int) -> None:
         _seed(each, [value, index])
 
 
-def read_apart(items: Iterator[Any], apart: generators.Apart) -> Iterator[Any]:
-    """Yields the items, each made with the generators of `apart`, from which new ones without a seed follow too."""
+def read_apart(begin: Callable[[], Iterator[Any]], apart: generators.Apart) -> Iterator[Any]:
+    """Returns the iterator that `begin` makes, begun now.
+
+    It and its items are made with the generators of `apart`, from which new ones without a seed follow, too.
+    """
+    with apart, _entropy_from_global():
+        items = begin()
+    return _read_apart(items, apart)
+
+
+def _read_apart(items: Iterator[Any], apart: generators.Apart) -> Iterator[Any]:
     end = object()
     while True:
         with apart, _entropy_from_global():

@@ -42,7 +42,7 @@ class Streaming:
         assert isinstance(self._chain.base, Stream)
         seed = seeds.derive("stream", self._seed, index)
         seed_generators(find_generators(self._chain.base.iterable), seed)
-        groups = islice(read_apart(self._groups(index), Apart(seed)), start, None)
+        groups = islice(read_apart(lambda: self._groups(index), Apart(seed)), start, None)
         if not self._reader.threaded:
             yield from map(self._batch, groups)
             return

@@ -329,6 +329,23 @@ def test_a_stream_of_examples_that_has_a_state_is_batched_and_goes_on_exactly():
             assert [batch[1].tolist() for batch in again.epoch(index)] == whole
 
 
+class FreshlyShuffled(IterableDataset):
+    """A stream in the order of a new generator without a seed."""
+
+    def __iter__(self):
+        return iter(np.random.default_rng().permutation(24))
+
+
+def test_a_new_generator_without_a_seed_in_a_stream_follows_from_seed_and_epoch():
+    def epoch(index, start=0):
+        found = sources.of(FreshlyShuffled(), 4, True, 0)
+        return [batch.tolist() for batch in found.epoch(index, start)]
+
+    whole = epoch(1)
+    assert epoch(1, 2) == whole[2:]
+    assert epoch(0) != whole
+
+
 def test_examples_that_may_be_batches_are_refused_with_both_readings():
     sequences = [(torch.full((10, 5), float(index)), torch.arange(10)) for index in range(6)]
     with wrapped() as trainer:

@@ -74,9 +74,7 @@ class StreamLoaderSource(_Source):
         apart = generators.of_loader(self._loader, self._seed, index)
         held = find_generators(self._loader.dataset, self._loader.collate_fn)
         seed_generators(held, seeds.derive("loader", self._seed, index))  # a resumed epoch begins with the same
-        with apart:
-            iterator = iter(self._loader)
-        return map(top, islice(read_apart(iterator, apart), start, None))
+        return map(top, islice(read_apart(lambda: iter(self._loader), apart), start, None))
 
 
 class LoaderSource(_Source):
