@@ -11,6 +11,7 @@ import types
 import numpy as np
 import pytest
 
+from lockstep.core import held_generators
 from lockstep.core.held_generators import IsolatedGenerators, find_generators
 from lockstep.errors import ExactError
 
@@ -198,3 +199,14 @@ def test_after_an_error_everything_is_as_it_was():
     assert rng.normal() == np.random.default_rng(1).normal()
     assert random.Random.seed.__module__ == "random"
     assert np.random.default_rng().normal() != np.random.default_rng().normal()
+
+
+def test_a_list_of_records_is_looked_through_without_a_walk_over_each_ones_class(monkeypatch):
+    walked = []
+    references = held_generators._list_references
+    monkeypatch.setattr(held_generators, "_list_references", lambda value: walked.append(value) or references(value))
+    rng = np.random.default_rng(0)
+    records = [{"name": str(index), "size": (index, 2), "labels": [1, 2]} for index in range(900)]
+    records.append({"name": "last", "made by": (rng,)})
+    assert find_generators(types.SimpleNamespace(records=records)) == [rng]
+    assert len(walked) < 10

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,7 @@ from lockstep.errors import ExactError
 MOST_ENTRIES = 1000  # a longer list or dict is not looked into
 _MOST_OBJECTS = 20_000
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
-_EXACT_LEAVES = frozenset((bool, int, float, complex, str, bytes, type(None), np.ndarray))
-_CONTAINERS = (list, tuple, dict)
+_PLAIN_CONTAINERS = frozenset((list, tuple, dict))
 
 
 class IsolatedGenerators:
@@ -117,17 +116,20 @@ def find_generators(*roots: Any) -> list[Any]:
     Followed are closures, defaults, the global names that code of the script's own looks up, attributes, methods, and
     the entries of lists, tuples and dicts.
     """
-    shared = _list_shared()
+    shared, torch = _list_shared(), _torch()
+    leaf_kinds = frozenset(_LEAVES if torch is None else (*_LEAVES, torch.Tensor))
     found: list[Any] = []
     seen: dict[int, Any] = {}
     waiting = deque(roots)
     while waiting and len(seen) < _MOST_OBJECTS:
         value = waiting.popleft()
-        if id(value) in seen or isinstance(value, _LEAVES):
+        if type(value) in leaf_kinds or isinstance(value, _LEAVES) or id(value) in seen:
             continue
         seen[id(value)] = value
-        if type(value) in _CONTAINERS:
-            waiting.extend(_list_entries(value))
+        if type(value) in _PLAIN_CONTAINERS:  # most of what examples are described with; it is looked at in every batch
+            entries = _list_entries(value)
+            if not leaf_kinds.issuperset(map(type, entries)):
+                waiting.extend(entries)
         elif _is_generator(value):
             if not any(value is each for each in shared):
                 found.append(value)
@@ -160,11 +162,11 @@ def _list_references(value: Any) -> Iterator[Any]:
 
 
 def _list_entries(value: Any) -> Iterable[Any]:
-    """Returns the entries that need to be looked at; fast, because this comes before and after each batch."""
+    """The entries of a list, tuple, deque or dict that is not too long."""
     if len(value) > MOST_ENTRIES:
         return ()
-    entries = value.values() if isinstance(value, dict) else value
-    return () if _EXACT_LEAVES.issuperset(map(type, entries)) else entries
+    entries: Iterable[Any] = value.values() if isinstance(value, dict) else value
+    return entries
 
 
 def _list_contents(value: Any) -> Iterator[Any]:
@@ -185,14 +187,19 @@ def _list_contents(value: Any) -> Iterator[Any]:
 
 
 def _list_globals(function: FunctionType) -> Iterator[Any]:
-    chains = {chain for code in list_codes(function.__code__) for chain in list_chains(code)}
-    for chain in sorted(chains):
+    for chain in _sort_chains(function.__code__):
         value = function.__globals__.get(chain[0])
         for name in chain[1:]:
             if not isinstance(value, ModuleType) or is_installed(value.__name__):
                 break
             value = getattr(value, name, None)
         yield value
+
+
+@functools.lru_cache(maxsize=4096)
+def _sort_chains(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """The names that code and the functions inside it look up, read once: this is asked for every batch."""
+    return tuple(sorted({chain for each in list_codes(code) for chain in list_chains(each)}))
 
 
 def _is_filled(cell: Any) -> bool:
