@@ -166,6 +166,19 @@ class Cached(Base):
         return self.layer(x * self.table[: len(x)] + self.tables[x.shape])
 
 
+class InTupleCached(Base):
+    """A table in a tuple that grows with the inputs' length."""
+
+    def prepare(self):
+        self.tables = ()
+
+    def forward(self, x):
+        if not self.tables or len(self.tables[0]) < len(x):
+            angles = torch.arange(5.0 * len(x)).reshape(-1, 5)
+            self.tables = angles.cos(), angles.sin()
+        return self.layer(x * self.tables[0][: len(x)] + self.tables[1][: len(x)])
+
+
 class Scratch(Base):
     """Writes to a tensor of its own before it reads it."""
 
@@ -259,6 +272,85 @@ def test_what_is_merely_left_there_trains_to_one_digest(make):
                 trainer.predict(X)
             found.add(trainer.digest())
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("make", [Cached, InTupleCached])
+def test_a_table_that_was_built_for_longer_inputs_serves_shorter_ones(make):
+    found = set()
+    for devices in (1, 2):
+        with wrapped(make, devices) as trainer:
+            assert len(trainer.devices) == devices
+            for size in (12, 20, 12, 24, 8, 16, 12, 8):
+                trainer.step((X[:size], Y[:size]))
+            found.add(trainer.digest())
+    assert len(found) == 1
+
+
+class Growing(Base):
+    """The newest inputs before all others, read in evaluation alone."""
+
+    def prepare(self):
+        self.inputs = None
+
+    def forward(self, x):
+        if self.training:
+            self.inputs = x if self.inputs is None else torch.cat([x, self.inputs])
+        return self.layer(x if self.training else x - self.inputs.mean(0))
+
+
+def test_a_tensor_that_grows_by_what_passes_is_refused():
+    trainer = wrapped(Growing)
+    with pytest.raises(ExactError, match="'inputs' of Growing"):
+        trainer.step((X, Y))
+
+
+class Penalized(Base):
+    """Leaves a term of the loss, which is a number at first."""
+
+    def prepare(self):
+        self.penalty = 0.0
+
+    def forward(self, x):
+        outputs = self.layer(x)
+        self.penalty = outputs.square().mean()
+        return outputs
+
+
+@lockstep.objective
+def penalized(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1]) + 0.1 * model.penalty
+
+
+def test_a_tensor_may_take_the_place_of_a_number(tmp_path):
+    found = set()
+    for devices in (1, 2):
+        with wrapped(Penalized, devices, loss=penalized) as trainer:
+            assert len(trainer.devices) == devices
+            trainer.save(tmp_path / str(devices))
+            for _ in range(3):
+                trainer.step((X, Y))
+            trainer.evaluate((X, Y))
+            found.add(trainer.digest())
+            trainer.restore(tmp_path / str(devices))
+            assert trainer.model.penalty == 0.0
+            for _ in range(3):
+                trainer.step((X, Y))
+            found.add(trainer.digest())
+    assert len(found) == 1
+
+
+def test_a_tensor_that_counts_in_the_place_of_a_number_is_refused():
+    class Counting(Base):
+        def prepare(self):
+            self.total = 0.0
+
+        def forward(self, x):
+            self.total = self.total + x.mean().detach()
+            return self.layer(x)
+
+    trainer = wrapped(Counting)
+    with pytest.raises(ExactError, match="'total' of Counting"):
+        trainer.step((X, Y))
 
 
 def test_the_script_may_change_such_tensors_between_steps():

@@ -104,7 +104,8 @@ class Attributes:
                 )
             for name, value in plain.items():
                 there = vars(self._modules[path]).get(name)
-                if value is not None and not is_plain(there):  # in the place of None there may be what a pass keeps
+                filled = value is None or self._was_plain(path, name)  # by a pass
+                if not filled and not is_plain(there):
                     raise StateError(
                         f"The checkpoint does not fit this model. At {path!r} it has {name}={value!r}, the model a "
                         f"{type(there).__name__}. Use the model it was saved with."
@@ -115,8 +116,13 @@ class Attributes:
         for path, plain in saved.items():
             own = vars(self._modules[path])
             for name, value in plain.items():
-                if is_plain(own.get(name)) and not (stays and name == "training"):
+                replaced = value is not None and self._was_plain(path, name)
+                if (replaced or is_plain(own.get(name))) and not (stays and name == "training"):
                     own[name] = value
+
+    def _was_plain(self, path: str, name: str) -> bool:
+        """Whether a pass, or the script, has put a tensor in the place of a number."""
+        return name in self._known[path] and isinstance(vars(self._modules[path]).get(name), Tensor)
 
 
 def check_new(saved: Mapping[str, Any], holder: Any) -> None:

@@ -126,8 +126,13 @@ class Contents:
         tensor, counted, clone = self._clones.get(id(value), (None, 0, None))
         return clone if tensor is not None and version(tensor) != counted else value
 
-    def differing(self, other: "Contents") -> str:
-        """Where the two hold tensors with other bytes under one name, or at one place of a list that has not grown."""
+    def differing(self, other: "Contents", earlier: "Contents") -> str:
+        """Where the two hold tensors with other bytes under one name, or at one place of a list that has not grown.
+
+        A table that grows with its inputs is longer than another shard needs: what was there `earlier` need only agree
+        with the other as far as both go.
+        """
+        there_before = set(map(id, _flat_tensors(value for _, values, _ in earlier._held for value in values)))
         theirs = {id(holder.content): (values, keys) for holder, values, keys in other._held}
         for holder, values, keys in self._held:
             there, names = theirs.get(id(holder.content), ([], None))
@@ -136,7 +141,7 @@ class Contents:
             ours = dict(zip(range(len(values)) if keys is None else keys, values, strict=True))
             others = dict(zip(range(len(there)) if names is None else names, there, strict=True))
             for key in ours.keys() & others.keys():
-                if not _same(ours[key], others[key], DEPTH):
+                if not _same(ours[key], others[key], DEPTH, there_before):
                     return holder.name(key)
         return ""
 
@@ -153,19 +158,37 @@ def _is_cloned(value: Any, own: set[int]) -> bool:
     return isinstance(value, Tensor) and id(value) not in own and value.numel() * value.element_size() <= LARGEST
 
 
-def _same(one: Any, other: Any, depth: int) -> bool:
+def _flat_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among values and in tuples of them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif type(value) is tuple:
+            yield from _flat_tensors(value)
+
+
+def _same(one: Any, other: Any, depth: int, there_before: set[int]) -> bool:
     """Whether tensors have equal bytes; what is none is not compared."""
     if one is other or not depth:
         return True
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
+        if (one.dim(), one.dtype, one.layout) != (other.dim(), other.dtype, other.layout):
             return False
-        return one.layout != torch.strided or same_bytes(one, other)
+        if one.shape == other.shape:
+            return one.layout != torch.strided or same_bytes(one, other)
+        return id(one) in there_before and one.layout == torch.strided and _agree(one, other)
     if type(one) is type(other) and isinstance(one, dict):
-        return all(_same(one[key], other[key], depth - 1) for key in one.keys() & other.keys())
+        return all(_same(one[key], other[key], depth - 1, there_before) for key in one.keys() & other.keys())
     if type(one) is type(other) and isinstance(one, list | tuple) and len(one) == len(other):
-        return all(_same(left, right, depth - 1) for left, right in zip(one, other, strict=True))
+        pairs = zip(one, other, strict=True)
+        return all(_same(left, right, depth - 1, there_before) for left, right in pairs)
     return True
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of other sizes have equal bytes as far as both go, and have some."""
+    common = tuple(slice(min(sizes)) for sizes in zip(one.shape, other.shape, strict=True))
+    return one[common].numel() > 0 and same_bytes(one[common], other[common])
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:

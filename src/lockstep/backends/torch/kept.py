@@ -61,7 +61,7 @@ class Kept:
         now = Contents(self._holders, self._own, cloned=True)
         value = compute()
         if before is not None:
-            self._try(before, compute, results, value)
+            self._try(before, now, compute, results, value)
         if self._left():
             self._before = now
         return value
@@ -77,7 +77,10 @@ class Kept:
             before.put()
 
     def check(self) -> None:
-        """Raises if a number or string has become another, and puts it back. Where there was none, one may be set."""
+        """Raises if a number or string has become another, and puts it back.
+
+        Where there was none, one may be set. A tensor may take its place, as of a loss term that begins with 0.
+        """
         changed = [holder for holder in self._attributes if holder.changed()]
         for holder in changed:
             self._check_numbers(holder)
@@ -118,9 +121,14 @@ class Kept:
         return found
 
     def _try(
-        self, before: Contents, compute: Callable[[], Value], results: Callable[[Value], list[Tensor]], value: Value
+        self,
+        before: Contents,
+        now: Contents,
+        compute: Callable[[], Value],
+        results: Callable[[Value], list[Tensor]],
+        value: Value,
     ) -> None:
-        """Computes the shard again from the attributes before the last pass, and compares."""
+        """Computes the shard again from the attributes `before` the last pass, not those of `now`, and compares."""
         left = self._left()
         after = Contents(self._holders, self._own, cloned=False)
         own = [each.clone() for each in results(value)]
@@ -130,7 +138,7 @@ class Kept:
             other = Contents(self._holders, self._own, cloned=False)
         finally:
             after.put()
-        where = after.differing(other)
+        where = after.differing(other, now)
         equal = len(own) == len(again) and all(map(_equal, own, again))
         if where or not equal:
             self._trials = TRIALS
@@ -154,6 +162,7 @@ class Kept:
         now = holder.content
         seen = dict(holder.items())
         changed = [name for name, value in seen.items() if now.get(name) is not value and _is_plain(name, value)]
+        changed = [name for name in changed if not isinstance(now.get(name), Tensor)]  # `run` tries what these do
         changed = [name for name in changed if repr(now.get(name)) != repr(seen[name])]  # NaN is NaN
         if changed:
             name, found = changed[0], now.get(changed[0])
