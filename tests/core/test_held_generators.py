@@ -192,6 +192,16 @@ def test_one_that_appears_while_reading_is_refused():
         lazy()
 
 
+@pytest.mark.parametrize("make", [np.random.SeedSequence, np.random.default_rng, np.random.PCG64])
+def test_spawning_from_what_is_held_is_refused(make):
+    held = make(5)
+    sequence = held if make is np.random.SeedSequence else getattr(held, "_bit_generator", held)._seed_seq
+    with pytest.raises(ExactError, match="has spawned from a generator or SeedSequence"), IsolatedGenerators([held]):
+        sequence.spawn(1)
+    with IsolatedGenerators([held]):  # one that is made for an example is its own
+        np.random.SeedSequence(5).spawn(2)
+
+
 def test_after_an_error_everything_is_as_it_was():
     rng = np.random.default_rng(1)
     with pytest.raises(KeyError), IsolatedGenerators([rng]):

@@ -48,7 +48,9 @@ class IsolatedGenerators:
         self._roots = roots
 
     def __enter__(self) -> "IsolatedGenerators":
-        self._held = find_generators(*self._roots)
+        self._held, sequences = _find(self._roots)
+        self._sequences = [*sequences, *filter(None, map(_seed_sequence, self._held))]
+        self._spawned = [each.n_children_spawned for each in self._sequences]
         self._global, self._own = generators.states(), [_state(each) for each in self._held]
         self._entropy = _entropy_from_global()
         self._entropy.__enter__()
@@ -65,6 +67,13 @@ class IsolatedGenerators:
                 "a random number generator and kept it for the next ones. Create it before the data is read (in "
                 "__init__), or in a local variable for each example: np.random.default_rng() without a seed is seeded "
                 "from the run's seed."
+            )
+        if kind is None and [each.n_children_spawned for each in self._sequences] != self._spawned:
+            raise ExactError(
+                "What is drawn for an example must follow from the seed. The code that reads the examples has spawned "
+                "from a generator or SeedSequence that it holds, and what comes of that follows from how often it did "
+                "so before. Draw from the generator itself, or create one for each example: np.random.default_rng() "
+                "without a seed is seeded from the run's seed."
             )
 
     def seed(self, value: int) -> None:
@@ -116,9 +125,15 @@ def find_generators(*roots: Any) -> list[Any]:
     Followed are closures, defaults, the global names that code of the script's own looks up, attributes, methods, and
     the entries of lists, tuples and dicts.
     """
+    return _find(roots)[0]
+
+
+def _find(roots: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Returns the generators, and the SeedSequences that are held beside them."""
     shared, torch = _list_shared(), _torch()
     leaf_kinds = frozenset(_LEAVES if torch is None else (*_LEAVES, torch.Tensor))
     found: list[Any] = []
+    sequences: list[Any] = []
     seen: dict[int, Any] = {}
     waiting = deque(roots)
     while waiting and len(seen) < _MOST_OBJECTS:
@@ -133,9 +148,18 @@ def find_generators(*roots: Any) -> list[Any]:
         elif _is_generator(value):
             if not any(value is each for each in shared):
                 found.append(value)
+        elif isinstance(value, np.random.SeedSequence):
+            sequences.append(value)
         else:
             waiting.extend(_list_references(value))
-    return found
+    return found, sequences
+
+
+def _seed_sequence(generator: Any) -> Any:
+    """Returns what a generator of numpy's spawns from; None if there is nothing."""
+    bits = generator if isinstance(generator, np.random.BitGenerator) else getattr(generator, "_bit_generator", None)
+    sequence = getattr(bits, "_seed_seq", None)
+    return sequence if isinstance(sequence, np.random.SeedSequence) else None
 
 
 def _list_references(value: Any) -> Iterator[Any]:
