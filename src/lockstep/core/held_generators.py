@@ -34,7 +34,7 @@ class IsolatedGenerators:
     """Inside `with`, all generators that these objects may draw from can be seeded; afterwards they are as they were.
 
     >>> rng = np.random.default_rng(7)
-    >>> with IsolatedGenerators(lambda: rng.normal()) as isolated:
+    >>> with IsolatedGenerators([rng]) as isolated:
     ...     isolated.seed(1)
     ...     first = rng.normal(), np.random.default_rng().normal()
     ...     isolated.seed(1)
