@@ -1,4 +1,4 @@
-"""Where a LeNet step on two replicas goes: computing, exchange, update, and the rest.
+"""Where a LeNet step on two replicas goes (computing, exchange, update, the rest): `python benchmarks/bookkeeping.py`.
 
 The clock is put around Lockstep's methods from outside. A piece inside another
 counts for itself only. The script's own process is timed, for it does all the
@@ -6,10 +6,10 @@ input and bookkeeping that others wait for; what a worker does between a message
 and its first shard happens beside that and is timed in the worker and added.
 """
 
+import argparse
 import functools
 import json
 import os
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -18,7 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import page
 import torch
+from load import measure_load
 from models import CASES, data, trained
 
 import lockstep
@@ -30,6 +32,7 @@ from lockstep.world import crew, serve
 
 STEP = ("compute", "exchange", "update")  # everything else is input and bookkeeping
 FOLDER = "BENCH_BOOKKEEPING"
+WARM = 2  # steps that are not counted
 
 
 class Watch:
@@ -114,11 +117,11 @@ def measure(steps: int) -> dict[str, float]:
         watch = watched()
         watch.through(ArraySource, "epoch", "input: gather")
         watch.around(crew.Crew, "_tell", "tell the workers")
-        images, labels = data()
         case = CASES["lenet"]
+        images, labels = data(case)
         with lockstep.wrap(*trained(case), devices=2, shards=2, threads=1) as trainer:
             fit = functools.partial(trainer.fit, (images, labels), batch_size=case.batch_size, verbose=0)
-            fit(steps_per_epoch=case.warmup)
+            fit(steps_per_epoch=WARM)
             watch.seconds.clear()
             started = time.perf_counter()
             fit(steps_per_epoch=steps)
@@ -126,10 +129,26 @@ def measure(steps: int) -> dict[str, float]:
         worker = json.loads(Path(folder, "worker.json").read_text())
     pieces = dict(watch.seconds) | {"rest": whole - sum(watch.seconds.values())}
     result = {name: 1000 * seconds / steps for name, seconds in pieces.items()}
-    result["worker: unpack"] = 1000 * worker["worker: unpack"] / (steps + case.warmup)
+    result["worker: unpack"] = 1000 * worker["worker: unpack"] / (steps + WARM)
     return result
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Show where a LeNet step on two replicas goes.")
+    parser.add_argument("--steps", type=int, default=100)
+    asked = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     torch.set_num_threads(1)
-    print(json.dumps(measure(int(sys.argv[1]))))
+    print(f"{measure_load()}\n")
+    pieces = measure(asked.steps)
+    beside = pieces.pop("worker: unpack")
+    whole = sum(pieces.values())
+    share = 100 * (whole - sum(pieces[piece] for piece in STEP) + beside) / whole
+    rows = [[piece, f"{value:.3f}", f"{100 * value / whole:.2f}"] for piece, value in pieces.items()]
+    rows.append(["(worker, beside: unpack)", f"{beside:.3f}", f"{100 * beside / whole:.2f}"])
+    print(page.table(["piece", "mean ms", "%"], rows))
+    print(f"\nAll but {', '.join(STEP)}: {share:.2f} % of a step. Means of {asked.steps} steps.")
+
+
+if __name__ == "__main__":
+    main()

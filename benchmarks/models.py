@@ -1,4 +1,4 @@
-"""The models that are measured, their batches, and the data they see."""
+"""The PyTorch models that are measured, their batches, and the data they see."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,9 +6,11 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn, optim
+from torch.nn import functional
 
 NUM_EXAMPLES = 16_384
 NUM_CLASSES = 10
+VOCABULARY, CONTEXT = 65, 64
 
 
 def mlp() -> nn.Module:
@@ -25,7 +27,7 @@ def lenet() -> nn.Module:
     )  # fmt: skip
 
 
-class Block(nn.Module):
+class Residual(nn.Module):
     """Two 3×3 convolutions and the way around them."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -48,7 +50,7 @@ def resnet18() -> nn.Module:
     blocks = [
         block
         for index, (inputs, outputs) in enumerate(pairwise(widths))
-        for block in (Block(inputs, outputs, 2 if index else 1), Block(outputs, outputs, 1))
+        for block in (Residual(inputs, outputs, 2 if index else 1), Residual(outputs, outputs, 1))
     ]
     return nn.Sequential(
         nn.Conv2d(1, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), *blocks,
@@ -56,28 +58,83 @@ def resnet18() -> nn.Module:
     )  # fmt: skip
 
 
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inputs, self.outputs = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, length, width = x.shape
+        split = self.inputs(x).view(size, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.outputs(mixed.transpose(1, 2).reshape(size, length, width))
+
+
+class TransformerBlock(nn.Module):
+    """Attention, then two dense layers, each normalized before and added to its input."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(nn.LayerNorm(width), Attention(width, heads))
+        dense = [nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
+        self.dense = nn.Sequential(nn.LayerNorm(width), *dense)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        return x + self.dense(x)
+
+
+class GPT(nn.Module):
+    """nanoGPT's small model for characters; gives logits with the classes first, as nn.CrossEntropyLoss takes them."""
+
+    def __init__(self, width: int = 128, layers: int = 4, heads: int = 4) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(layers)), nn.LayerNorm(width))
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        return self.head(self.blocks(x)).transpose(1, 2)
+
+
+def sgd(model: nn.Module) -> optim.Optimizer:
+    return optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def adamw(model: nn.Module) -> optim.Optimizer:
+    return optim.AdamW(model.parameters(), lr=1e-3)
+
+
 @dataclass(frozen=True)
 class Case:
-    """One model at one batch size, and what Lockstep must reach against DDP."""
+    """One model at one batch size."""
 
     title: str
     model: Callable[[], nn.Module]
     batch_size: int
-    steps: int  # in a block, about a second
-    warmup: int  # steps before each block that are not timed
-    target: float
+    optimizer: Callable[[nn.Module], optim.Optimizer] = sgd
+    of_text: bool = False
 
 
 CASES = {
-    "mlp": Case("MLP 784-256-256-10", mlp, 256, steps=200, warmup=20, target=2.0),
-    "lenet": Case("LeNet 20-50-500-10", lenet, 256, steps=15, warmup=2, target=1.05),
-    "resnet": Case("ResNet-18, 28×28×1", resnet18, 64, steps=2, warmup=1, target=1.0),
+    "mlp": Case("MLP 784-256-256-10", mlp, 256),
+    "lenet": Case("LeNet 20-50-500-10", lenet, 256),
+    "resnet18": Case("ResNet-18, 28×28×1", resnet18, 64),
+    "gpt": Case("GPT, 4 layers × 128, 64 tokens", GPT, 64, adamw, of_text=True),
 }
 
 
-def data() -> tuple[Tensor, Tensor]:
-    """Images and labels in memory; their values do not matter here, and are the same everywhere."""
+def data(case: Case) -> tuple[Tensor, Tensor]:
+    """Inputs and targets in memory; their values do not matter here, and are the same everywhere."""
     generator = torch.Generator().manual_seed(0)
+    if case.of_text:
+        text = torch.randint(0, VOCABULARY, (NUM_EXAMPLES, CONTEXT + 1), generator=generator)
+        return text[:, :-1].contiguous(), text[:, 1:].contiguous()
     images = torch.randn(NUM_EXAMPLES, 1, 28, 28, generator=generator)
     return images, torch.randint(0, NUM_CLASSES, (NUM_EXAMPLES,), generator=generator)
 
@@ -86,4 +143,4 @@ def trained(case: Case) -> tuple[nn.Module, optim.Optimizer, nn.Module]:
     """The model, its optimizer and the loss, the same for everyone who is measured."""
     torch.manual_seed(0)
     model = case.model()
-    return model, optim.SGD(model.parameters(), lr=0.01, momentum=0.9), nn.CrossEntropyLoss()
+    return model, case.optimizer(model), nn.CrossEntropyLoss()

@@ -1,8 +1,7 @@
-"""The dated page: who, what, on which hardware, with which versions, by which command, and the raw numbers."""
+"""Markdown tables, and the dated page: hardware, versions, the exact command, and the raw numbers."""
 
 import os
 import platform
-import resource
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -11,11 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows as a markdown table, the first column to the left and the numbers to the right."""
+    """Return rows as a Markdown table, the first column to the left and the numbers to the right."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
 
     def line(row: Sequence[str]) -> str:
@@ -32,13 +30,13 @@ def median(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """The first and third quartile."""
+    """Return the first and third quartile."""
     low, _, high = statistics.quantiles(values, n=4)
     return f"{low:,.{digits}f} – {high:,.{digits}f}"
 
 
 def raw(numbers: Mapping[str, Sequence[float]], digits: int) -> str:
-    """Every number measured, in the order of the rounds."""
+    """Return every number, in the order of the rounds."""
     return "\n".join(
         f"{name}: {' '.join(f'{value:.{digits}f}' for value in values)}" for name, values in numbers.items()
     )
@@ -48,27 +46,8 @@ def verdict(value: float, target: float, above: bool = True) -> str:
     return "reached" if (value >= target if above else value < target) else "MISSED"
 
 
-class Load:
-    """How much of the cores went to processes that are not ours, or to other guests of the host."""
-
-    def __init__(self) -> None:
-        self._start = self._now()
-
-    def percent(self) -> float:
-        """The share of all cores; true once all our processes have ended."""
-        whole, busy, own = (now - then for now, then in zip(self._now(), self._start, strict=True))
-        return max(0.0, 100 * (busy - own) / whole)
-
-    @staticmethod
-    def _now() -> tuple[float, float, float]:
-        fields = [int(field) / TICKS for field in Path("/proc/stat").read_text().split()[1:9]]
-        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
-        return sum(fields), sum(fields) - fields[3] - fields[4], own  # less idle and waiting for disks
-
-
 def hardware() -> list[str]:
-    """The processor, its cores and the memory."""
+    """Return the processor, its cores and the memory."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -80,15 +59,15 @@ def hardware() -> list[str]:
     ]
 
 
-def versions() -> list[tuple[str, str]]:
-    """What was measured, and on what it ran."""
-    found = [("date", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"), ("lockstep", _installed("lockstep-train"))]
+def versions(packages: Sequence[str] = ("torch", "tensorflow-cpu", "numpy", "cloudpickle")) -> list[tuple[str, str]]:
+    """Return what was measured, and on what it ran."""
+    result = [("date", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"), ("lockstep", _installed("lockstep-train"))]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
     dirty = subprocess.run(["git", "status", "--porcelain", "../src"], cwd=HERE, capture_output=True, text=True)
     if commit.returncode == 0:
-        found.append(("commit", commit.stdout.strip() + (", with changes" if dirty.stdout else "")))
-    found.append(("Python", platform.python_version()))
-    return found + [(name, _installed(name)) for name in ("torch", "tensorflow-cpu", "numpy", "cloudpickle")]
+        result.append(("commit", commit.stdout.strip() + (", with changes" if dirty.stdout else "")))
+    result.append(("Python", platform.python_version()))
+    return result + [(name, _installed(name)) for name in packages]
 
 
 def _installed(name: str) -> str:
@@ -98,14 +77,21 @@ def _installed(name: str) -> str:
         return "from the source tree" if name == "lockstep-train" else "not installed"
 
 
-def write(name: str, title: str, command: str, sections: Sequence[str], notes: Sequence[str]) -> Path:
-    """The page of today under that name, written anew where there is one."""
+def write(
+    name: str,
+    title: str,
+    command: str,
+    sections: Sequence[str],
+    notes: Sequence[str],
+    found: Sequence[tuple[str, str]] | None = None,
+) -> Path:
+    """Write today's page under that name, over an earlier one of today; `found` are the versions."""
     path = HERE / f"{datetime.now(UTC):%Y-%m-%d}-{name}.md"
     parts = [
         f"# {title}",
         "By the Lockstep contributors.",
         "## Hardware\n\n" + "\n".join(f"- {line}" for line in hardware()),
-        "## Versions and date\n\n" + table(["what", "version"], versions()),
+        "## Versions and date\n\n" + table(["what", "version"], versions() if found is None else found),
         f"## Command\n\n```\n{command}\n```",
         *sections,
         "## Notes\n\n" + "\n".join(f"- {note}" for note in notes),

@@ -1,52 +1,55 @@
-"""Peers: those who are measured, as processes that wait until it is their turn."""
+"""Peers: contenders in processes of their own, which wait on a pipe until it is their turn.
 
+A peer is one process, or several that step together. While it waits it blocks on a read and uses no core. An order is
+a line on its standard input: the name of a way to train (`step` or `fit`) and two numbers, the steps that are not
+counted and those that are. The answer is a line with the seconds of each step.
+"""
+
+import os
 import subprocess
 import sys
-import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 HERE = Path(__file__).parent
+Way = Callable[[int, int], list[float]]
 
 
 class Peer:
     """One or more processes that get the same orders and answer together."""
 
-    def __init__(self, name: str, commands: list[list[str]], share: tuple[int, ...] = ()) -> None:
+    def __init__(self, name: str, commands: Sequence[Sequence[str]], share: tuple[int, ...] = ()) -> None:
         self.name = name
+        pipe = subprocess.PIPE
         self._processes = [
-            subprocess.Popen(
-                [sys.executable, *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=HERE,
-                pass_fds=share,
-            )
+            subprocess.Popen([sys.executable, *command], stdin=pipe, stdout=pipe, text=True, cwd=HERE, pass_fds=share)
             for command in commands
         ]
 
     def ready(self) -> None:
-        """Waits until every process has warmed up."""
+        """Wait until every process has made its first steps."""
         for answer in self._answers():
-            assert answer == "ready", f"{self.name} said {answer!r} instead of 'ready'"
+            assert answer == "ready", f"{self.name} answered {answer!r} instead of 'ready'"
 
-    def ask(self, order: str) -> float:
-        """Gives the order to every process and returns the slowest one's number."""
+    def ask(self, order: str) -> list[float]:
+        """Give the order to every process and return the slowest one's numbers."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{order}\n")
             process.stdin.flush()
-        return max(map(float, self._answers()))
+        answers = [[float(number) for number in answer.split()] for answer in self._answers()]
+        return [max(numbers) for numbers in zip(*answers, strict=True)]
 
     def close(self) -> None:
-        """Ends the processes: their input ends, and they leave."""
+        """End the processes: their input ends, and they leave."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
         for process in self._processes:
             try:
-                process.wait(10)
+                process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -70,18 +73,30 @@ class Peer:
         return answers
 
 
-def lockstep(case: str, shards: int | None) -> Peer:
-    """Lockstep on two replicas, one thread in each."""
-    name = "default shards" if shards is None else f"{shards} shards"
-    return Peer(f"Lockstep, {name}", [["loops.py", "lockstep", case, *(["--shards", str(shards)] if shards else [])]])
+@dataclass(frozen=True)
+class Turns:
+    """A contender: one way to train in a peer."""
+
+    peer: Peer
+    way: str
+
+    @property
+    def least_warm(self) -> int:
+        """Return 1 for `fit`: its first step also bears what `fit` does before it."""
+        return int(self.way == "fit")
+
+    def take_turn(self, warm: int, count: int) -> list[float]:
+        """Let the peer make its steps."""
+        return self.peer.ask(f"{self.way} {warm} {count}")
 
 
-def ddp(case: str) -> Peer:
-    """DDP with Gloo in two processes, one thread in each."""
-    store = tempfile.mktemp(prefix="bench-store-")
-    return Peer("DDP (Gloo)", [["loops.py", "ddp", case, "--rank", rank, "--store", store] for rank in "01"])
-
-
-def plain(case: str) -> Peer:
-    """One plain process with two threads."""
-    return Peer("plain, 2 threads", [["loops.py", "plain", case, "--threads", "2"]])
+def serve(ways: Mapping[str, Way]) -> None:
+    """Answer orders on the standard input until it ends. What else is printed goes to the standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for way in ways.values():
+        way(0, 1)
+    print("ready", file=answers, flush=True)
+    for order in sys.stdin:
+        name, warm, count = order.split()
+        print(*ways[name](int(warm), int(count)), file=answers, flush=True)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import load
 import numpy as np
 import page
 import torch
@@ -123,6 +124,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="interleaved epochs, at least 10 for a page")
     parser.add_argument("--steps", type=int, default=60, help="LeNet steps of an epoch on two replicas")
     asked = parser.parse_args()
+    before = load.measure_load()
+    print(f"{before}\n")
     cores = sorted(os.sched_getaffinity(0))
     torch.set_num_threads(1)
     os.sched_setaffinity(0, cores[:1])  # threads that are made from here on too
@@ -162,7 +165,9 @@ def main() -> None:
     )
     for section in sections:
         print(section, end="\n\n")
-    if asked.rounds >= 10:
+    if not before.is_quiet:
+        print("No page is written, because this machine is busy.")
+    elif asked.rounds >= 10:
         command = " ".join(["python benchmarks/reading.py", *sys.argv[1:]])
         notes = [
             "In a round each side reads one epoch, in turn; the order is turned around from round to round.",

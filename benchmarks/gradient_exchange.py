@@ -1,8 +1,7 @@
-"""Two processes add 44 MB of float32, through shared memory and through Gloo, in turn.
+"""Two processes add 44 MB of float32, through shared memory and through Gloo: `python benchmarks/gradient_exchange.py`.
 
-Both ways run in the same two processes on vectors of the same size. An order is
-`shared` or `gloo`; the answer is the milliseconds of one exchange. Before each,
-outside the clock, both write their vectors anew as a backward pass would.
+Both ways run in the same two processes on vectors of the same size, in turn. Before each exchange, outside the clock,
+both processes write their vectors anew as a backward pass would. The slower process's time counts.
 """
 
 import argparse
@@ -11,9 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
 
+import page
 import torch
-from peers import Peer
+from load import measure_load
+from peers import Peer, Turns, serve
+from timing import Summary, interleave
 from torch import nn
 
 from lockstep.backends.base import STEP, Recipe, Work
@@ -80,42 +84,55 @@ def gloo(index: int, store: str) -> Callable[[], float]:
 
 
 def measure(rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each exchange, the two ways in turn."""
+    """Return the seconds of each exchange, the two ways in turn."""
     regions = [Region.create(name) for name in ("leaves", "control")]
     bells = [os.eventfd(0), os.eventfd(0)]
     descriptors = [*(region.descriptor for region in regions), *bells]
-    store = tempfile.mktemp(prefix="bench-store-")
-    commands = [["adding.py", str(index), store, *map(str, descriptors)] for index in (0, 1)]
-    result: dict[str, list[float]] = {"shared": [], "gloo": []}
-    with Peer("exchange", commands, tuple(descriptors)) as peer:
-        peer.ready()
-        for index in range(rounds):
-            for name in sorted(result, reverse=index % 2 == 0):
-                result[name].append(1000 * peer.ask(name))
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        given = [str(Path(folder, "store")), *map(str, descriptors)]
+        commands = [[__file__, "--serve", index, *given] for index in "01"]
+        with Peer("exchange", commands, tuple(descriptors)) as peer:
+            peer.ready()
+            contenders = {name: Turns(peer, name) for name in ("shared", "gloo")}
+            turns = interleave(contenders, rounds, 0.1, lambda: time.sleep(0.05))
     for region in regions:
         region.close()
     for bell in bells:
         os.close(bell)
-    return result
+    return {name: list(chain.from_iterable(each)) for name, each in turns.items()}
+
+
+def serve_one(index: int, store: str, descriptors: list[int]) -> None:
+    """Be one of the two processes."""
+    torch.set_num_threads(1)
+    ways = {"shared": shared(index, descriptors[:2], descriptors[2:]), "gloo": gloo(index, store)}
+    for once in 3 * list(ways.values()):
+        once()
+
+    def repeat(once: Callable[[], float]) -> Callable[[int, int], list[float]]:
+        return lambda warm, count: [once() for _ in range(warm + count)][warm:]
+
+    serve({name: repeat(once) for name, once in ways.items()})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("index", type=int)
-    parser.add_argument("store")
-    parser.add_argument("descriptors", type=int, nargs=4)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
     asked = parser.parse_args()
-    torch.set_num_threads(1)
-    ways = {
-        "shared": shared(asked.index, asked.descriptors[:2], asked.descriptors[2:]),
-        "gloo": gloo(asked.index, asked.store),
-    }
-    for once in 3 * list(ways.values()):
-        once()
-    print("ready", flush=True)
-    for order in sys.stdin:
-        print(ways[order.strip()](), flush=True)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    print(f"{measure_load()}\n")
+    summaries = {name: Summary.of(seconds) for name, seconds in measure(asked.rounds).items()}
+    names = {"shared": "Lockstep, shared memory, with both barriers of a step", "gloo": "Gloo all-reduce"}
+    rows = [
+        [names[way], *(f"{value:.1f}" for value in (one.mean, one.median, one.p95)), str(one.num_steps)]
+        for way, one in summaries.items()
+    ]
+    print(page.table(["44 MB of float32, 2 processes", "mean ms", "median ms", "p95 ms", "exchanges"], rows))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--serve"]:
+        serve_one(int(sys.argv[2]), sys.argv[3], [int(each) for each in sys.argv[4:]])
+    else:
+        main()
