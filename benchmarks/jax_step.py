@@ -1,179 +1,140 @@
-"""Measures a JAX step of Lockstep against a hand-written one: `python benchmarks/jax_step.py lenet`.
+"""Compare JAX's own ways and Lockstep: `python benchmarks/jax_step.py`, less than four minutes.
 
-By hand means what JAX's own guide shows: one `jit` over a batch that is spread over
-the devices with `NamedSharding`. All sides live in one process with the same
-devices and take turns, some steps each, so that whatever the machine does meanwhile
-happens to all of them.
+Plain is one jitted step on one device. JAX's own data parallelism is what its guide shows: one `jit` over a batch that
+is spread over two CPU devices with `NamedSharding`. Both donate their state and sum up loss and accuracy on the
+device. All rows let JAX run ahead by one step, as a loop does that reads its loss now and then.
+
+`--models arrays` is a step that is nearly all the host's: as many arrays as ResNet-18 has, of one number each.
 """
 
-import argparse
-import os
-import statistics
-import time
-from collections.abc import Callable
-from typing import Any
+import sys
+from functools import partial
 
-os.environ.setdefault("NPROC", "64")  # what Lockstep sets, for all sides
+from compare import Entry, Framework, lockstep_entries, main
+from peers import Way, serve
+from timing import time_steps
+from ways import images, lockstep_ways, serve_arguments, shuffled_batches
 
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as Spec
-
-import lockstep
-
-LOSS = optax.softmax_cross_entropy_with_integer_labels
+SHAPE = 28, 28, 1
+TITLES = {
+    "mlp": "MLP 784-256-256-10",
+    "lenet": "LeNet-5",
+    "resnet18": "ResNet-18, 28×28×1",
+    "arrays": "102 arrays of one number",
+}
+BATCH_SIZES = {"mlp": 256, "lenet": 256, "resnet18": 64, "arrays": 4}
 
 
-class LeNet(nn.Module):
-    """LeNet-5 for 28×28 images."""
-
-    @nn.compact
-    def __call__(self, x: Any, train: bool = True) -> Any:
-        x = nn.max_pool(nn.relu(nn.Conv(6, (5, 5))(x)), (2, 2), (2, 2))
-        x = nn.max_pool(nn.relu(nn.Conv(16, (5, 5), padding="VALID")(x)), (2, 2), (2, 2))
-        x = x.reshape(len(x), -1)
-        for width in (120, 84):
-            x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(10)(x)
+def entries(name: str) -> list[Entry]:
+    """Return the contenders for one model."""
+    return [
+        Entry("plain `jit`, 1 device", "plain", [["--serve", "jit", name, "--devices", "1"]]),
+        Entry("`jit` over NamedSharding, 2 devices", "own", [["--serve", "jit", name, "--devices", "2"]]),
+        *lockstep_entries(name, BATCH_SIZES[name]),
+    ]
 
 
-class Basic(nn.Module):
-    """ResNet's basic block."""
+def optimizer_and_loss():
+    """Return what all train with."""
+    import optax
 
-    width: int
-    stride: int
-
-    @nn.compact
-    def __call__(self, x: Any, train: bool) -> Any:
-        def norm(y: Any) -> Any:
-            return nn.BatchNorm(use_running_average=not train, momentum=0.9)(y)
-
-        y = nn.relu(norm(nn.Conv(self.width, (3, 3), self.stride, use_bias=False)(x)))
-        y = norm(nn.Conv(self.width, (3, 3), use_bias=False)(y))
-        if self.stride > 1:
-            x = norm(nn.Conv(self.width, (1, 1), self.stride, use_bias=False)(x))
-        return nn.relu(x + y)
+    return optax.sgd(0.05, momentum=0.9), optax.softmax_cross_entropy_with_integer_labels
 
 
-class ResNet18(nn.Module):
-    """ResNet-18 with a 3×3 stem and no pooling before the end."""
+def jitted(name: str, num_devices: int) -> dict[str, Way]:
+    """Return one jitted step, over a batch that is spread where there are several devices."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as Spec
+    from jax_models import MODULES
 
-    @nn.compact
-    def __call__(self, x: Any, train: bool = True) -> Any:
-        x = nn.Conv(64, (3, 3), use_bias=False)(x)
-        x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
-        for stage in range(4):
-            for block in range(2):
-                x = Basic(64 << stage, 2 if stage and not block else 1)(x, train)
-        return nn.Dense(10)(x.mean((1, 2)))
-
-
-class Arrays(nn.Module):
-    """As many arrays as ResNet-18 has, of one number each: a step that is nearly all the host's."""
-
-    @nn.compact
-    def __call__(self, x: Any, train: bool = True) -> Any:
-        scale = sum(self.param(f"scale{index}", nn.initializers.ones, ()) for index in range(60))
-        for index in range(40):
-            mean = self.variable("batch_stats", f"mean{index}", jnp.zeros, ())
-            mean.value = 0.9 * mean.value + 0.1 * x.mean()
-        return nn.Dense(10)(x.reshape(len(x), -1)) * scale
-
-
-# module, batch size, steps in a turn
-MODELS = {"lenet": (LeNet, 256, 5), "resnet18": (ResNet18, 64, 1), "arrays": (Arrays, 4, 50)}
-
-
-def by_hand(module: nn.Module, variables: Any, devices: list[Any], bf16: bool) -> Callable[[Any, Any], None]:
-    """One jitted step over a spread batch."""
+    if num_devices > 1:
+        jax.config.update("jax_num_cpu_devices", num_devices)
+    devices = jax.devices()[:num_devices]
+    assert len(devices) == num_devices
+    module = MODULES[name]()
+    tx, criterion = optimizer_and_loss()
+    source = shuffled_batches(images(SHAPE), BATCH_SIZES[name])
+    variables = dict(jax.jit(module.init)(jax.random.key(0), next(source)[0][:2]))
+    params = variables.pop("params")
+    held = (params, variables, tx.init(params), (jnp.zeros(()), jnp.zeros((), jnp.int32)))
     mesh = Mesh(np.array(devices), ("batch",))
     whole, spread = NamedSharding(mesh, Spec()), NamedSharding(mesh, Spec("batch"))
-    tx = optax.sgd(0.05, momentum=0.9)
-    rest = {name: value for name, value in variables.items() if name != "params"}
-    held = jax.device_put((variables["params"], rest, tx.init(variables["params"])), whole, may_alias=False)
-    short = (lambda tree: jax.tree.map(lambda v: v.astype(jnp.bfloat16), tree)) if bf16 else (lambda tree: tree)
+    if num_devices > 1:
+        held = jax.device_put(held, whole, may_alias=False)
 
-    def step(params: Any, rest: Any, state: Any, x: Any, y: Any) -> Any:
-        def loss(params: Any) -> Any:
-            outputs, kept = module.apply({"params": short(params), **rest}, short(x), mutable=list(rest))
-            return LOSS(outputs.astype(jnp.float32), y).mean(), kept
+    @partial(jax.jit, donate_argnums=0)
+    def train(held, x, y):
+        params, rest, state, (losses, hits) = held
 
-        (value, kept), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        def loss(params):
+            outputs, rest_after = module.apply({"params": params, **rest}, x, mutable=list(rest))
+            return criterion(outputs, y).mean(), (outputs, rest_after)
+
+        (value, (outputs, rest)), gradients = jax.value_and_grad(loss, has_aux=True)(params)
         updates, state = tx.update(gradients, state, params)
-        return optax.apply_updates(params, updates), kept, state, value
+        sums = losses + value, hits + (outputs.argmax(-1) == y).sum()
+        return (optax.apply_updates(params, updates), rest, state, sums), value
 
-    run = jax.jit(step, donate_argnums=(0, 1, 2))
+    before = None
 
-    def once(x: Any, y: Any) -> None:
-        nonlocal held
-        *kept, value = run(*held, *jax.device_put((x, y), spread))
-        held = kept
-        float(value)
+    def step() -> None:
+        nonlocal held, before
+        batch = next(source)
+        if num_devices > 1:
+            batch = jax.device_put(batch, spread)
+        held, value = train(held, *batch)
+        if before is not None:
+            before.block_until_ready()
+        before = value
 
-    return once
+    def finish() -> None:
+        jax.block_until_ready(held)
+        float(held[3][0]), int(held[3][1])
+
+    return {"step": partial(time_steps, step, finish)}
 
 
-def ours(module: nn.Module, variables: Any, devices: int | None, shards: int | None, bf16: bool) -> Any:
-    """Lockstep's step."""
+def with_lockstep(name: str, devices: int | None, shards: int | None, expected: list[int]) -> dict[str, Way]:
+    """Return the ways to train with Lockstep."""
+    from jax_models import MODULES
+
+    import lockstep
+
     trainer = lockstep.wrap(
-        (module, variables),
-        optax.sgd(0.05, momentum=0.9),
-        LOSS,
-        devices=devices,
-        shards=shards,
-        precision="bf16" if bf16 else None,
+        MODULES[name](), *optimizer_and_loss(), metrics=["accuracy"], devices=devices, shards=shards
     )
-    return lambda x, y: trainer.step((x, y))["loss"]
+    arrays, batch_size = images(SHAPE), BATCH_SIZES[name]
+    return lockstep_ways(trainer, arrays, shuffled_batches(arrays, batch_size), batch_size, expected)
 
 
-def main() -> None:
-    """Prints milliseconds a step and ratios, medians over turns."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--steps", type=int, help="in a turn")
-    parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--bf16", action="store_true")
-    chosen = parser.parse_args()
-    make, batch, steps = MODELS[chosen.model]
-    batch, steps = chosen.batch or batch, chosen.steps or steps
-    accelerated = bool(lockstep.backends.choose.module("lockstep.backends.jax").available())
-    if not accelerated:
-        jax.config.update("jax_num_cpu_devices", max(8, chosen.devices))
-    generator = np.random.Generator(np.random.PCG64(0))
-    x = generator.standard_normal((batch, 28, 28, 1), np.float32)
-    y = generator.integers(0, 10, batch).astype(np.int32)
-    module = make()
-    variables = jax.jit(module.init)(jax.random.key(0), x[:2])
-    sides = {
-        "by hand": by_hand(module, variables, jax.devices()[: chosen.devices], chosen.bf16),
-        f"{chosen.devices} shards": ours(module, variables, chosen.devices, chosen.devices, chosen.bf16),
-        "default shards": ours(module, variables, chosen.devices, None, chosen.bf16),
-    }
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for name, side in sides.items():
-        started = time.perf_counter()
-        side(x, y)
-        print(f"{name}: first step {time.perf_counter() - started:.1f} s", flush=True)
-    for index in range(chosen.turns):
-        for name in list(sides)[:: -1 if index % 2 else 1]:
-            started = time.perf_counter()
-            for _ in range(steps):
-                sides[name](x, y)
-            times[name].append(1000 * (time.perf_counter() - started) / steps)
-    print(
-        f"{chosen.model}, batch {batch}, {chosen.devices} devices ({jax.devices()[0].device_kind}), "
-        f"jax {jax.__version__}"
-    )
-    for name, values in times.items():
-        ratio = statistics.median(one / other for one, other in zip(values, times["by hand"], strict=True))
-        print(f"{name:16} {statistics.median(values):9.2f} ms  {ratio:.2f}x  (least {min(values):.2f} ms)")
+def serve_one() -> None:
+    """Be a peer."""
+    asked = serve_arguments()
+    if asked.serve == "lockstep":
+        serve(with_lockstep(asked.model, asked.devices, asked.shards, asked.expect))
+    else:
+        serve(jitted(asked.model, asked.devices))
 
 
 if __name__ == "__main__":
-    main()
+    if "--serve" in sys.argv:
+        serve_one()
+    else:
+        main(
+            Framework(
+                name="jax",
+                title="JAX: one jit, NamedSharding and Lockstep",
+                script=__file__,
+                own_way="NamedSharding",
+                packages=("jax", "jaxlib", "flax", "optax", "numpy"),
+                titles=TITLES,
+                batch_sizes=BATCH_SIZES,
+                entries=entries,
+                default_models=("mlp", "lenet", "resnet18"),
+                default_rounds=6,
+            )
+        )
