@@ -1,169 +1,193 @@
-"""Measures a step of Lockstep against tf.distribute.MirroredStrategy: python benchmarks/tensorflow_step.py
+"""Compare TensorFlow's own ways and Lockstep: `python benchmarks/tensorflow_step.py`, less than four minutes.
 
-By hand means what TensorFlow's guide shows: one `tf.function` around `strategy.run` on two
-logical CPUs, the gradients added by the strategy, the loss by `strategy.reduce`. A step of
-either side begins with the batch as numpy arrays, which it cuts and hands to TensorFlow itself,
-and ends with the batch's loss as a number. Threads, model, optimizer and batch are the same.
-
-Each side is a process of its own, as a script would be. They take turns, block by block, so
-that whatever the machine does meanwhile happens to all; the ratio of a round is that of its
-blocks. The time of the cores says what a step costs where the machine has other work too.
+Plain is one `tf.function` around a step, or Keras's own `fit`, on one device. TensorFlow's data parallelism is what its
+guide shows: one `tf.function` around `strategy.run` on two logical CPUs, in which MirroredStrategy adds the gradients.
+A step begins with the batch as NumPy arrays. Keras's `fit` is not charged for the beginning and end of its epochs.
 """
 
-import argparse
-import os
-import statistics
-import subprocess
 import sys
-import time
+from functools import partial
 
-CASES = {"lenet": (256, 20), "resnet18": (64, 2)}  # batch size, steps in a block
-SIDES = {"by hand": None, "2 shards": 2, "default shards": None}
+from compare import Entry, Framework, lockstep_entries, main
+from peers import Way, serve
+from timing import StepClock, time_steps
+from ways import images, lockstep_ways, serve_arguments, shuffled_batches
+
+SHAPE = 28, 28, 1
+TITLES = {"mlp": "MLP 784-256-256-10", "lenet": "LeNet 20-50-128-10", "resnet18": "ResNet-18, 28×28×1"}
+BATCH_SIZES = {"mlp": 256, "lenet": 256, "resnet18": 64}
+
+
+def entries(name: str) -> list[Entry]:
+    """Return the contenders for one model."""
+    return [
+        Entry("plain `tf.function`, 1 device", "plain", [["--serve", "function", name]]),
+        Entry("plain Keras `fit`, 1 device", "plain", [["--serve", "keras", name]], ("fit",)),
+        Entry("MirroredStrategy, 2 devices", "own", [["--serve", "mirrored", name]]),
+        *lockstep_entries(name, BATCH_SIZES[name]),
+    ]
 
 
 def model(name):
     import keras
     from keras import layers
 
-    def block(x, channels, stride):
-        def conv(x, size, stride):
-            x = layers.Conv2D(channels, size, stride, padding="same", use_bias=False)(x)
-            return layers.BatchNormalization()(x)
+    def convolution(x, channels, size, stride):
+        x = layers.Conv2D(channels, size, stride, padding="same", use_bias=False)(x)
+        return layers.BatchNormalization()(x)
 
-        short = x if stride == 1 and x.shape[-1] == channels else conv(x, 1, stride)
-        y = conv(layers.ReLU()(conv(x, 3, stride)), 3, 1)
+    def residual(x, channels, stride):
+        short = x if stride == 1 and x.shape[-1] == channels else convolution(x, channels, 1, stride)
+        y = convolution(layers.ReLU()(convolution(x, channels, 3, stride)), channels, 3, 1)
         return layers.ReLU()(layers.Add()([short, y]))
 
     keras.utils.set_random_seed(0)
-    start = keras.Input((28, 28, 1))
-    if name == "lenet":
-        x = layers.AveragePooling2D(2)(layers.Conv2D(20, 3, activation="relu")(start))
+    x = start = keras.Input(SHAPE)
+    if name == "mlp":
+        x = layers.Flatten()(x)
+        for _ in range(2):
+            x = layers.Dense(256, activation="relu")(x)
+    elif name == "lenet":
+        x = layers.AveragePooling2D(2)(layers.Conv2D(20, 3, activation="relu")(x))
         x = layers.AveragePooling2D(2)(layers.Conv2D(50, 5, activation="relu")(x))
         x = layers.Dense(128, activation="relu")(layers.Flatten()(x))
     else:
-        x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(64, 3, padding="same", use_bias=False)(start)))
+        x = layers.ReLU()(convolution(x, 64, 3, 1))
         for channels, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
-            x = block(x, channels, stride)
+            x = residual(x, channels, stride)
         x = layers.GlobalAveragePooling2D()(x)
     return keras.Model(start, layers.Dense(10)(x))
 
 
-def lockstep_step(name, x, y, shards):
+def sgd():
     import keras
 
-    import lockstep
+    return keras.optimizers.SGD(0.01, 0.9)
+
+
+def compiled(name):
+    """Return the model with optimizer, loss and metric."""
+    import keras
 
     net = model(name)
-    net.compile(keras.optimizers.SGD(0.01, 0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    trainer = lockstep.wrap(net, devices=2, shards=shards)
-    return lambda: trainer.step((x, y))["loss"]
+    net.compile(sgd(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return net
 
 
-def mirrored_step(name, x, y):
-    import keras
+def with_function(name: str, mirrored: bool) -> dict[str, Way]:
+    """Return one `tf.function`, under MirroredStrategy or without a strategy."""
+    import contextlib
+
     import tensorflow as tf
 
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope():
-        net = model(name)
-        optimizer = keras.optimizers.SGD(0.01, 0.9)
-        optimizer.build(net.trainable_variables)
-    half = len(x) // 2
-
-    def given(context):
-        rows = slice(half * context.replica_id_in_sync_group, half * (context.replica_id_in_sync_group + 1))
-        return tf.convert_to_tensor(x[rows]), tf.convert_to_tensor(y[rows])
-
-    def one(pair):
-        with tf.GradientTape() as tape:
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(pair[1], net(pair[0], training=True))
-            loss = tf.reduce_sum(losses) / len(x)
-        gradients = tape.gradient(loss, [variable.value for variable in net.trainable_variables])
-        optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
-        return loss
-
-    @tf.function
-    def step(pair):
-        return strategy.reduce("SUM", strategy.run(one, args=(pair,)), axis=None)
-
-    return lambda: float(step(strategy.experimental_distribute_values_from_function(given)))
-
-
-def peer(side, name, threads):
-    """Answers every line on standard input with the seconds that a step took, by the clock and of the cores."""
-    import numpy as np
-    import tensorflow as tf
-
-    if threads:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-    if side == "by hand":
+    strategy = None
+    if mirrored:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    batch_size, steps = CASES[name]
-    generator = np.random.Generator(np.random.PCG64(0))
-    x = generator.standard_normal((batch_size, 28, 28, 1)).astype("float32")
-    y = generator.integers(0, 10, batch_size)
-    step = mirrored_step(name, x, y) if side == "by hand" else lockstep_step(name, x, y, SIDES[side])
-    for _ in range(3):
-        step()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        started, busy = time.perf_counter(), time.process_time()
-        for _ in range(steps):
-            step()
-        print((time.perf_counter() - started) / steps, (time.process_time() - busy) / steps, flush=True)
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        assert strategy.num_replicas_in_sync == 2
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        net, optimizer = model(name), sgd()
+        optimizer.build(net.trainable_variables)
+    batch_size = BATCH_SIZES[name]
+    half = batch_size // 2
+    source = shuffled_batches(images(SHAPE), batch_size)
+    sums = [0.0, 0]
+
+    def one(x, y):
+        with tf.GradientTape() as tape:
+            outputs = net(x, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, outputs)
+            loss = tf.reduce_sum(losses) / batch_size
+        gradients = tape.gradient(loss, [variable.value for variable in net.trainable_variables])
+        optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
+        return loss, tf.math.count_nonzero(tf.argmax(outputs, 1, tf.int32) == y)
+
+    @tf.function
+    def train(x, y):
+        if strategy is None:
+            return one(x, y)
+        return [strategy.reduce("SUM", each, axis=None) for each in strategy.run(one, args=(x, y))]
+
+    def spread(array):
+        def rows(context):
+            index = context.replica_id_in_sync_group
+            return tf.convert_to_tensor(array[half * index : half * (index + 1)])
+
+        return strategy.experimental_distribute_values_from_function(rows)
+
+    def step() -> None:
+        batch = next(source)
+        give = spread if strategy else tf.convert_to_tensor
+        loss, hits = train(*map(give, batch))
+        sums[0] += float(loss)
+        sums[1] += int(hits)
+
+    return {"step": partial(time_steps, step, lambda: None)}
 
 
-def started(side, name, threads):
-    """A peer, warmed up."""
-    command = [sys.executable, __file__, "--peer", side, name, "--threads", str(threads)]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment)
-    while (line := process.stdout.readline().strip()) != "ready":
-        assert line or process.poll() is None, f"{command} has ended; run it alone to see why"
-    return process
+def with_keras(name: str) -> dict[str, Way]:
+    """Return Keras's own `fit` over arrays."""
+    import keras
+
+    net, clock = compiled(name), StepClock()
+    x, y = images(SHAPE)
+
+    class Marks(keras.callbacks.Callback):
+        enough = 0
+
+        def on_epoch_begin(self, epoch, logs=None):
+            clock.restart()
+
+        def on_train_batch_end(self, batch, logs=None):
+            clock.mark()
+            if len(clock.seconds) >= self.enough:
+                self.model.stop_training = True
+
+    def fit(warm: int, count: int) -> list[float]:
+        marks = Marks()
+        marks.enough = warm + count
+        net.fit(x, y, batch_size=BATCH_SIZES[name], epochs=1_000_000, callbacks=[marks], verbose=0)
+        return clock.take(count)
+
+    return {"fit": fit}
 
 
-def compare(name, rounds, threads):
-    """Prints a row for each side."""
-    peers = {side: started(side, name, threads) for side in SIDES}
-    wall, cores = ({side: [] for side in peers} for _ in range(2))
-    for index in range(rounds):
-        for side in list(peers)[:: -1 if index % 2 else 1]:
-            peers[side].stdin.write("go\n")
-            peers[side].stdin.flush()
-            for times, seconds in zip((wall, cores), peers[side].stdout.readline().split(), strict=True):
-                times[side].append(1000 * float(seconds))
-    for process in peers.values():
-        process.stdin.close()
-        process.wait()
-    for side in peers:
-        print(f"{name:9} {CASES[name][0]:5}  {side:15}{shown(wall, side)}  {shown(cores, side)}", flush=True)
+def with_lockstep(name: str, devices: int | None, shards: int | None, expected: list[int]) -> dict[str, Way]:
+    """Return the ways to train with Lockstep."""
+    import lockstep
+
+    trainer = lockstep.wrap(compiled(name), devices=devices, shards=shards)
+    arrays, batch_size = images(SHAPE), BATCH_SIZES[name]
+    return lockstep_ways(trainer, arrays, shuffled_batches(arrays, batch_size), batch_size, expected)
 
 
-def shown(times, side):
-    """The median, and the median and quartiles of the ratios to the side by hand."""
-    ratios = [own / other for own, other in zip(times[side], times["by hand"], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"{statistics.median(times[side]):8.1f} ms  {middle:.2f}x ({low:.2f} to {high:.2f})"
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=0, help="intra-op threads of every side; 0: TensorFlow's own")
-    parser.add_argument("--models", default=",".join(CASES))
-    parser.add_argument("--peer", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.peer:
-        return peer(*arguments.peer, arguments.threads)
-    threads = arguments.threads or "TensorFlow's own"
-    print(f"2 devices, {len(os.sched_getaffinity(0))} cores, intra-op threads: {threads}; medians (quartiles)")
-    print(f"{'model':9} {'batch':5}  {'side':15}{'a step, by the clock':>34}  {'of the cores':>34}")
-    for name in arguments.models.split(","):
-        compare(name, arguments.rounds, arguments.threads)
+def serve_one() -> None:
+    """Be a peer."""
+    asked = serve_arguments()
+    if asked.serve == "lockstep":
+        serve(with_lockstep(asked.model, asked.devices, asked.shards, asked.expect))
+    elif asked.serve == "keras":
+        serve(with_keras(asked.model))
+    else:
+        serve(with_function(asked.model, asked.serve == "mirrored"))
 
 
 if __name__ == "__main__":
-    main()
+    if "--serve" in sys.argv:
+        serve_one()
+    else:
+        main(
+            Framework(
+                name="tensorflow",
+                title="TensorFlow: tf.function, Keras, MirroredStrategy and Lockstep",
+                script=__file__,
+                own_way="MirroredStrategy",
+                packages=("tensorflow-cpu", "keras", "numpy"),
+                titles=TITLES,
+                batch_sizes=BATCH_SIZES,
+                entries=entries,
+                default_models=("mlp", "lenet", "resnet18"),
+                default_rounds=6,
+            )
+        )
