@@ -67,8 +67,11 @@ test-tensorflow: $(FULL)
 test-mxnet: $(MXNET)
 	LOCKSTEP_BACKENDS=numpy,mxnet .venv-mxnet/bin/pytest --doctest-modules $(CONTRACT) $(SHORT) $(call OWN,mxnet) $(NUMPY)
 
-bench: $(FULL) ## measure against DDP on this machine
-	$(BIN)/python benchmarks/bench.py
+bench: setup ## measure against plain loops, DDP and the like; writes pages if nothing else runs: 20 minutes
+	$(BIN)/python benchmarks/torch_step.py --page
+	$(BIN)/python benchmarks/jax_step.py --page
+	$(BIN)/python benchmarks/tensorflow_step.py --page
+	.venv-mxnet/bin/python -W ignore benchmarks/mxnet_step.py --page
 
 chapters: setup ## run the multi-device chapters in full and write docs/chapters.md
 	$(BIN)/python benchmarks/chapters.py

@@ -1,122 +1,125 @@
-"""A LeNet step on two contexts against gluon.Trainer(kvstore="device"), in one process and one interleaved run.
+"""Compare gluon's own loop and Lockstep: `.venv-mxnet/bin/python benchmarks/mxnet_step.py`, less than four minutes.
 
-In a round each peer makes one block of steps, in turn; the order is turned around
-from round to round. Ratios are medians of the rounds' own ratios, so that what else
-the machine does falls on everyone alike.
-
-    .venv-mxnet/bin/python benchmarks/mxnet_step.py [--rounds 15] [--dropout 0.5]
+The loop is that of gluon's tutorials, over one context, or over two with `gluon.Trainer(kvstore="device")`. It sums up
+loss and accuracy on the contexts. All rows let MXNet run ahead by one step.
 """
 
-import argparse
-import statistics
-import time
+import sys
 import warnings
-from collections.abc import Callable
+from functools import partial
 
-import numpy as np
+from compare import Entry, Framework, lockstep_entries, main
+from peers import Way, serve
+from timing import time_steps
+from ways import images, lockstep_ways, serve_arguments, shuffled_batches
 
-import lockstep
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import mxnet as mx
-from mxnet import autograd, gluon
-from mxnet.gluon import nn
-
-BATCH, NUM_BATCHES = 256, 8
-CONTEXTS = [mx.cpu(0), mx.cpu(1)]
-SGD = {"learning_rate": 0.01, "momentum": 0.9}
+SHAPE = 1, 28, 28
+TITLES = {"mlp": "MLP 784-256-256-10", "lenet": "LeNet 20-50-500-10"}
+BATCH_SIZES = {"mlp": 256, "lenet": 256}
+SGD = "sgd", {"learning_rate": 0.01, "momentum": 0.9}
 
 
-def lenet(dropout: float) -> nn.HybridBlock:
-    """Caffe's LeNet, 431,080 parameters."""
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(20, 5, activation="relu"), nn.MaxPool2D(2, 2), nn.Conv2D(50, 5, activation="relu"))
-    net.add(nn.MaxPool2D(2, 2), nn.Flatten(), nn.Dense(500, activation="relu"))
-    if dropout:
-        net.add(nn.Dropout(dropout))
-    net.add(nn.Dense(10))
-    net.hybridize()
-    return net
-
-
-def batches() -> list[tuple[np.ndarray, np.ndarray]]:
-    generator = np.random.Generator(np.random.PCG64(0))
+def entries(name: str) -> list[Entry]:
+    """Return the contenders for one model."""
     return [
-        (generator.standard_normal((BATCH, 1, 28, 28)).astype("float32"), generator.integers(0, 10, BATCH))
-        for _ in range(NUM_BATCHES)
+        Entry("plain gluon loop, 1 context", "plain", [["--serve", "gluon", name, "--devices", "1"]]),
+        Entry("gluon.Trainer, 2 contexts", "own", [["--serve", "gluon", name, "--devices", "2"]]),
+        *lockstep_entries(name, BATCH_SIZES[name]),
     ]
 
 
-def plain(dropout: float, reads: bool) -> Callable[[np.ndarray, np.ndarray], None]:
-    """The loop that gluon's own tutorials write; with `reads` it reads the loss, as `fit` does."""
-    net = lenet(dropout)
-    net.initialize(mx.init.Xavier(), ctx=CONTEXTS)
-    loss = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", SGD, kvstore="device")
+def model(name, contexts):
+    """Return the net, hybridized and initialized, and its loss."""
+    import mxnet as mx
+    from mxnet import gluon
+    from mxnet.gluon import nn
 
-    def step(x: np.ndarray, y: np.ndarray) -> None:
-        xs = gluon.utils.split_and_load(x, CONTEXTS)
-        ys = gluon.utils.split_and_load(y, CONTEXTS)
+    mx.random.seed(0)
+    net = nn.HybridSequential()
+    if name == "mlp":
+        net.add(nn.Flatten(), nn.Dense(256, activation="relu"), nn.Dense(256, activation="relu"))
+    else:
+        net.add(nn.Conv2D(20, 5, activation="relu"), nn.MaxPool2D(2, 2), nn.Conv2D(50, 5, activation="relu"))
+        net.add(nn.MaxPool2D(2, 2), nn.Flatten(), nn.Dense(500, activation="relu"))
+    net.add(nn.Dense(10))
+    net.hybridize()
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    return net, gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def gluon_loop(name: str, num_contexts: int) -> dict[str, Way]:
+    """Return the loop that gluon's tutorials write."""
+    import mxnet as mx
+    from mxnet import autograd, gluon
+
+    contexts = [mx.cpu(index) for index in range(num_contexts)]
+    net, criterion = model(name, contexts)
+    batch_size = BATCH_SIZES[name]
+    trainer = gluon.Trainer(net.collect_params(), *SGD, kvstore="device")
+    source = shuffled_batches(images(SHAPE), batch_size)
+    sums = [mx.nd.zeros(2, ctx=context) for context in contexts]  # of losses and hits
+    before = []
+
+    def step() -> None:
+        x, y = next(source)
+        xs, ys = gluon.utils.split_and_load(x, contexts), gluon.utils.split_and_load(y, contexts)
         with autograd.record():
-            found = [loss(net(each), labels) for each, labels in zip(xs, ys, strict=True)]
-        for each in found:
-            each.backward()
-        trainer.step(BATCH)
-        if reads:
-            sum(each.sum().asscalar() for each in found)
+            outputs = [net(part) for part in xs]
+            losses = [criterion(output, labels) for output, labels in zip(outputs, ys, strict=True)]
+        autograd.backward(losses)
+        trainer.step(batch_size)
+        for index, (output, labels, loss) in enumerate(zip(outputs, ys, losses, strict=True)):
+            hits = (output.argmax(axis=1) == labels.astype("float32")).sum()
+            sums[index] += mx.nd.concat(loss.sum(), hits, dim=0)
+        for loss in before:
+            loss.wait_to_read()
+        before[:] = losses
 
-    return step
+    def finish() -> None:
+        for each in sums:
+            each.asnumpy()
+        mx.nd.waitall()
 
-
-def exact(dropout: float, shards: int, devices: int = 2) -> Callable[[np.ndarray, np.ndarray], None]:
-    """The same in Lockstep."""
-    net = lenet(dropout)
-    net.initialize(mx.init.Xavier())
-    loss = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = lockstep.wrap(net, ("sgd", SGD), loss, devices=devices, shards=shards)
-    return lambda x, y: trainer.step((x, y))["loss"]
-
-
-def measure(peers: dict[str, Callable[..., None]], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Milliseconds a step, of every peer in every round."""
-    data = batches()
-    result: dict[str, list[float]] = {name: [] for name in peers}
-    for number in range(-1, rounds):  # the first round warms up
-        for name in list(peers) if number % 2 else reversed(peers):
-            mx.nd.waitall()
-            started = time.perf_counter()
-            for index in range(steps):
-                peers[name](*data[index % NUM_BATCHES])
-            mx.nd.waitall()
-            if number >= 0:
-                result[name].append(1000 * (time.perf_counter() - started) / steps)
-    return result
+    return {"step": partial(time_steps, step, finish)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--dropout", type=float, default=0.0)
-    asked = parser.parse_args()
-    peers = {
-        "gluon.Trainer": plain(asked.dropout, reads=False),
-        "gluon.Trainer, loss read": plain(asked.dropout, reads=True),
-        "lockstep, 2 shards": exact(asked.dropout, 2),
-        "lockstep, 8 shards": exact(asked.dropout, 8),
-    }
-    found = measure(peers, asked.rounds, asked.steps)
-    base = found["gluon.Trainer"]
-    print(f"mxnet {mx.__version__}, numpy {np.__version__}, LeNet, batch {BATCH}, 2 contexts, dropout {asked.dropout}")
-    for name, values in found.items():
-        ratios = [value / other for value, other in zip(values, base, strict=True)]
-        low, _, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"{name:26} {statistics.median(values):7.1f} ms a step   "
-            f"{statistics.median(ratios):.3f}x ({low:.3f} – {high:.3f})"
-        )
+def with_lockstep(name: str, devices: int | None, shards: int | None, expected: list[int]) -> dict[str, Way]:
+    """Return the ways to train with Lockstep."""
+    import mxnet as mx
+
+    import lockstep
+
+    net, criterion = model(name, [mx.cpu(0)])
+    trainer = lockstep.wrap(net, SGD, criterion, metrics=["accuracy"], devices=devices, shards=shards)
+    arrays, batch_size = images(SHAPE), BATCH_SIZES[name]
+    return lockstep_ways(trainer, arrays, shuffled_batches(arrays, batch_size), batch_size, expected)
+
+
+def serve_one() -> None:
+    """Be a peer."""
+    warnings.simplefilter("ignore")  # MXNet uses names that NumPy 1.23 warns of
+    asked = serve_arguments()
+    if asked.serve == "lockstep":
+        serve(with_lockstep(asked.model, asked.devices, asked.shards, asked.expect))
+    else:
+        serve(gluon_loop(asked.model, asked.devices))
 
 
 if __name__ == "__main__":
-    main()
+    if "--serve" in sys.argv:
+        serve_one()
+    else:
+        main(
+            Framework(
+                name="mxnet",
+                title="MXNet: gluon.Trainer and Lockstep",
+                script=__file__,
+                own_way="gluon.Trainer on 2",
+                packages=("mxnet", "numpy"),
+                titles=TITLES,
+                batch_sizes=BATCH_SIZES,
+                entries=entries,
+                default_models=("mlp", "lenet"),
+                default_rounds=12,
+            )
+        )
