@@ -34,11 +34,11 @@ def entries(name: str) -> list[Entry]:
     ]
 
 
-def optimizer_and_loss():
+def optimizer_and_loss(name: str):
     """Return what all train with."""
     import optax
 
-    return optax.sgd(0.05, momentum=0.9), optax.softmax_cross_entropy_with_integer_labels
+    return optax.sgd(1e-6 if name == "arrays" else 0.01, momentum=0.9), optax.softmax_cross_entropy_with_integer_labels
 
 
 def jitted(name: str, num_devices: int) -> dict[str, Way]:
@@ -56,7 +56,7 @@ def jitted(name: str, num_devices: int) -> dict[str, Way]:
     devices = jax.devices()[:num_devices]
     assert len(devices) == num_devices
     module = MODULES[name]()
-    tx, criterion = optimizer_and_loss()
+    tx, criterion = optimizer_and_loss(name)
     source = shuffled_batches(images(SHAPE), BATCH_SIZES[name])
     variables = dict(jax.jit(module.init)(jax.random.key(0), next(source)[0][:2]))
     params = variables.pop("params")
@@ -105,7 +105,7 @@ def with_lockstep(name: str, devices: int | None, shards: int | None, expected: 
     import lockstep
 
     trainer = lockstep.wrap(
-        MODULES[name](), *optimizer_and_loss(), metrics=["accuracy"], devices=devices, shards=shards
+        MODULES[name](), *optimizer_and_loss(name), metrics=["accuracy"], devices=devices, shards=shards
     )
     arrays, batch_size = images(SHAPE), BATCH_SIZES[name]
     return lockstep_ways(trainer, arrays, shuffled_batches(arrays, batch_size), batch_size, expected)
