@@ -186,6 +186,8 @@ def main(framework: Framework) -> None:
         )
         return
     script = Path(framework.script).name
-    command = " ".join([f"python benchmarks/{script}", *sys.argv[1:]])
+    home = Path(sys.executable).parents[1].name  # .venv or .venv-mxnet, as the Makefile names them
+    python = f"{home}/bin/python" if home.startswith(".venv") else "python"
+    command = " ".join([f"{python} benchmarks/{script}", *sys.argv[1:]])
     title, versions = f"{framework.title} on two CPU cores", page.versions(framework.packages)
     print(f"Wrote {page.write(framework.name, title, command, sections, [*NOTES, *notes], versions)}")
