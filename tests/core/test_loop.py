@@ -39,8 +39,7 @@ class Recorded:
     def columns(self):
         return []
 
-    @property
-    def validates(self):
+    def validates(self, epoch):
         return bool(self.validation)
 
     def validate(self):
