@@ -178,6 +178,8 @@ def test_wrong_arguments_say_the_right_ones(call, message):
         (lambda t: t.evaluate(iter([(X, Y)]), Y), r"evaluate\(list_iterator, ndarray\). Use evaluate\(data\)\."),
         (lambda t: t.fit(X, sample_weight=W), r"sample_weight goes beside inputs and targets"),
         (lambda t: t.fit(X, Y[:5]), r"Got lengths 60, 5"),
+        (lambda t: t.fit(X, Y, batch_size=20, steps_per_epoch=4), "Got steps_per_epoch=4 for data of 3 batches. Leave"),
+        (lambda t: t.fit(lockstep.data.arrays(X, Y).repeat()), r"endless, so fit\(\) needs steps_per_epoch, e.g."),
     ],
 )
 def test_data_that_cannot_be_given_so(call, message):

@@ -170,10 +170,15 @@ class Fit:
     # -- beginning
 
     def _opened(self) -> Source:
-        train = self._read()
-        if train.endless and self._asked.steps_per_epoch is None:
+        train, steps = self._read(), self._asked.steps_per_epoch
+        if train.endless and steps is None:
             raise BatchError(
-                "An epoch has an end. Got endless data without steps_per_epoch. Use steps_per_epoch=100, say."
+                "This data is endless, so fit() needs steps_per_epoch, e.g. steps_per_epoch=100; or drop .repeat()."
+            )
+        if steps is not None and train.num_steps is not None and steps > train.num_steps:
+            raise BatchError(
+                f"An epoch ends with the data. Got steps_per_epoch={steps} for data of {train.num_steps} batches. "
+                "Leave it out, or let the data go on: lockstep.data.arrays(x, y).shuffle(0).repeat()."
             )
         return train
 

@@ -22,7 +22,11 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
     "evaluate": {"callbacks": "Give them to fit(validation_data=..., callbacks=[...])."},
     "predict": {"callbacks": "Leave them out: callbacks go with fit."},
     "step": {"y": "Put inputs and targets into one batch: step((x, y))."},
-    "wrap": {"criterion": "Use loss=.", "strategy": "Leave it out: devices=2, say, is all there is to choose."},
+    "wrap": {
+        "criterion": "Use loss=.",
+        "strategy": "Leave it out: devices=2, say, is all there is to choose.",
+        **dict.fromkeys(("gpus", "num_gpus", "num_devices", "device_ids", "accelerator"), "Use devices=."),
+    },
 }
 """By method: what to write in the place of keywords that other libraries take."""
 

@@ -126,7 +126,8 @@ class Trainer(Generic[Model]):
             class_weight: what the examples of each class weigh; 1 for a class that is left out.
             shuffle: whether arrays and data sets are read in another order every epoch, that of (seed, epoch).
             initial_epoch: the index of the first epoch, for a model that has been trained before.
-            steps_per_epoch: ends an epoch after so many steps; needed if the data is endless.
+            steps_per_epoch: ends an epoch after so many steps; the next begins anew, in its own order. Endless data
+                needs it, and goes on from epoch to epoch.
             validation_data: evaluated after each epoch; logged as `val_loss` and so on.
             validation_split: the last part of `x` and `y`, arrays only, is validated on and not trained on.
             validation_batch_size: of the validation; training's if left out.

@@ -45,7 +45,8 @@ def wrapped(devices=1, **options):
 
 
 def fit(trainer, *callbacks, epochs=4, data=(X, Y), **options):
-    return trainer.fit(data, epochs=epochs, batch_size=16, callbacks=list(callbacks), verbose=0, **options)
+    options = {"batch_size": 16, **options}
+    return trainer.fit(data, epochs=epochs, callbacks=list(callbacks), verbose=0, **options)
 
 
 def interrupted(folder, epoch=2, **options):
@@ -156,7 +157,8 @@ def test_a_generator_cannot_be_read_again(tmp_path):
         yield from ((X[start : start + 16], Y[start : start + 16]) for start in range(0, 32, 16))
 
     def fit_generator(trainer, *callbacks):
-        return fit(trainer, *callbacks, data=(batch for _ in range(4) for batch in batches()), steps_per_epoch=2)
+        data = (batch for _ in range(4) for batch in batches())
+        return fit(trainer, *callbacks, data=data, batch_size=None, steps_per_epoch=2)
 
     with wrapped() as trainer, pytest.raises(RuntimeError, match="interrupted"):
         fit_generator(trainer, keras.callbacks.BackupAndRestore(tmp_path), Interrupting(2))
