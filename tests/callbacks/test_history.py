@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lockstep.callbacks import History
+from lockstep.callbacks import history as history_module
 from lockstep.callbacks.curves import draw, panels
 from lockstep.errors import MissingExtra
 
@@ -216,3 +217,17 @@ def test_without_matplotlib_plot_says_what_to_install(monkeypatch: pytest.Monkey
     with pytest.raises(MissingExtra, match=r'pip install "lockstep-train\[plot\]"'):
         trained(1, loss=0.5).plot(tmp_path / "curves.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plot_without_a_path_is_shown_in_a_notebook_and_written_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = trained(2, loss=0.5)
+    monkeypatch.chdir(tmp_path)
+    assert history.plot() == Path("curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    shown: list[bytes] = []
+    monkeypatch.setattr(history_module, "in_notebook", lambda: True)
+    monkeypatch.setattr(history_module, "show_picture", shown.append)
+    assert history.plot() is None
+    assert [picture[:4] for picture in shown] == [b"\x89PNG"]

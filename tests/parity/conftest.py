@@ -20,4 +20,10 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.section("parity: steps with the bits of one device, seconds")
         for line in table(entries):
             terminalreporter.write_line(line)
+        known = [entry.recorded for entry in entries]
+        terminalreporter.write_line(
+            f"bits as recorded: {known.count('equal')} of {len(known)}, not recorded for this machine: "
+            f"{known.count('none')}",
+            red="other" in known,
+        )
         terminalreporter.write_line("every step equal" if not unequal else f"{unequal} steps differ", red=bool(unequal))

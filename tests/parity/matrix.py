@@ -21,6 +21,7 @@ class Entry(NamedTuple):
     equal: int
     total: int
     seconds: float
+    recorded: str = "none"  # whether the bits are those of the recorded table: "equal", "other", or "none" to compare
 
 
 def table(entries: Iterable[Entry]) -> list[str]:
