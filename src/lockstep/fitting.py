@@ -17,11 +17,11 @@ from lockstep.callbacks import Chain, History
 from lockstep.callbacks.backups import check_backups
 from lockstep.callbacks.base import Params
 from lockstep.callbacks.chain import checked
-from lockstep.callbacks.display import shown
 from lockstep.checkpoint import Checkpoint, Snapshot
 from lockstep.core import loop
 from lockstep.core.metrics import Column, Sums
 from lockstep.data.source import Source
+from lockstep.display.verbosity import create_displays
 from lockstep.errors import ArgumentError, BatchError, ExactError, StateError
 from lockstep.launch.termination import StopRequested, Termination
 from lockstep.reading import DEFAULT_BATCH_SIZE
@@ -148,7 +148,9 @@ class Fit:
         self.place = loop.Place(asked.initial_epoch)
         habits = trainer._recipe.habits
         callbacks = [*(make() for make in habits.callbacks), *given]
-        self.chain = Chain([*callbacks, *shown(asked.verbose, habits.words)] if first else [], trainer, params)
+        self.chain = Chain(
+            [*callbacks, *create_displays(asked.verbose, habits.words)] if first else [], trainer, params
+        )
         backend = trainer._backend
         self._modes = backend if isinstance(backend, HasTrainingMode) else None
         self._running: Iterator[Any] | None = None  # data that goes on from epoch to epoch

@@ -11,7 +11,6 @@ import numpy as np
 from lockstep import fitting, forward, snapshots, verification
 from lockstep.backends.base import Array, Backend, Recipe, State, Work
 from lockstep.callbacks import History
-from lockstep.callbacks.display import PassLine, level
 from lockstep.checkpoint import Checkpoint, Snapshot, find, write
 from lockstep.core import batches, digest, hyperparameters, plan
 from lockstep.core.arguments import show
@@ -23,6 +22,7 @@ from lockstep.core.scores import Scores
 from lockstep.data import source
 from lockstep.data.class_weights import weighed
 from lockstep.devices import is_cpu
+from lockstep.display.verbosity import PassLine, level
 from lockstep.errors import StateError
 from lockstep.keywords import checked_integer, checked_optional, explain_arguments
 from lockstep.logs import Logs

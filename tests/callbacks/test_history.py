@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.callbacks import History
 from lockstep.callbacks import history as history_module
-from lockstep.callbacks.curves import draw, panels
+from lockstep.display.curves import draw, panels
 from lockstep.errors import MissingExtra
 
 

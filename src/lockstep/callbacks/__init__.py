@@ -1,7 +1,6 @@
 """Callbacks: what runs beside the steps of `fit`, with Keras's names.
 
-`lockstep.callbacks.progress` is imported by whoever shows one: rich takes its time. So do
-matplotlib and tensorboard, which are only imported when a run begins that uses them.
+matplotlib and tensorboard are only imported when a run begins that uses them.
 """
 
 from lockstep.callbacks.base import Callback

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.callbacks.base import Logs
-from lockstep.callbacks.curves import draw, picture
 from lockstep.callbacks.files import replace
-from lockstep.callbacks.notebook import in_notebook, show_picture
-from lockstep.callbacks.numerals import as_float, duration, significant
+from lockstep.display.curves import draw, in_notebook, picture, show_picture
+from lockstep.display.number_format import as_float, duration, significant
 
 
 @dataclass(repr=False)

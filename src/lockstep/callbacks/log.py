@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.callbacks.arguments import steps
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
-from lockstep.callbacks.numerals import as_float
+from lockstep.display.number_format import as_float
 from lockstep.errors import CallbackError
 
 

@@ -7,10 +7,9 @@ from time import perf_counter
 from typing import Any
 
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
-from lockstep.callbacks.curves import draw, figure_type, picture
 from lockstep.callbacks.files import replace
-from lockstep.callbacks.notebook import in_notebook, show_picture
 from lockstep.core.arguments import check_path
+from lockstep.display.curves import draw, figure_type, in_notebook, picture, show_picture
 from lockstep.errors import CallbackError
 
 SHARE = 0.1

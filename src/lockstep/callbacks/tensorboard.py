@@ -5,10 +5,10 @@ from pathlib import Path
 
 from lockstep.callbacks.arguments import steps
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
-from lockstep.callbacks.curves import VALIDATION
 from lockstep.callbacks.events import Events, require
-from lockstep.callbacks.numerals import as_float
 from lockstep.core.arguments import check_path
+from lockstep.display.curves import VALIDATION
+from lockstep.display.number_format import as_float
 from lockstep.errors import CallbackError
 
 

@@ -23,8 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.callbacks import History
-from lockstep.callbacks.numerals import duration
 from lockstep.cli import scripts
+from lockstep.display.number_format import duration
 from lockstep.errors import MissingExtra, SaveError, WorkerError
 from lockstep.launch.environment import worker_environment
 from lockstep.launch.interrupt import deferred

@@ -1,4 +1,4 @@
-"""Curves: a run's numbers as a picture.
+"""A run's numbers as a picture, in a file or in a notebook's cell.
 
 Values that are read together share a panel: the loss, then the metrics that live
 between 0 and 1. A metric on a scale of its own (an error in metres, a learning
@@ -10,9 +10,10 @@ and no global state are involved.
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from io import BytesIO
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import MissingExtra
 
@@ -138,3 +139,25 @@ def _dress(axes: "Axes", epochs: Sequence[int]) -> None:
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
     elif axes.lines:
         axes.legend(frameon=True, framealpha=0.9, edgecolor="none")
+
+
+def in_notebook() -> bool:
+    """Whether a cell of a notebook can show pictures here.
+
+    >>> in_notebook()
+    False
+    """
+    import rich  # knows notebooks of several kinds; `import lockstep` does not wait for it
+
+    return rich.get_console().is_jupyter
+
+
+def show_picture(png: bytes, output: Any = None) -> Any:
+    """Show a picture in the cell, in the place of the one in `output` if that is given; return the new output."""
+    # Not an import statement: IPython is no dependency, a notebook brings it.
+    display = import_module("IPython.display")
+    image = display.Image(data=png)
+    if output is None:
+        return display.display(image, display_id=True)
+    output.update(image)
+    return output

@@ -1,4 +1,4 @@
-"""Display: what `fit` shows of a run, by how much was asked for and in whose words."""
+"""What `fit`, `evaluate` and `predict` print for each `verbose=`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
@@ -23,16 +23,16 @@ def level(verbose: int | str, auto: int = 1) -> int:
     return int(verbose)
 
 
-def shown(level: int, words: str) -> list[Callback]:
+def create_displays(level: int, words: str) -> list[Callback]:
     """The callbacks that show a run."""
     if not level:
         return []
     # They bring rich, which `import lockstep` does not wait for.
-    from lockstep.callbacks.lines import KerasProgress, Lines
-    from lockstep.callbacks.progress import Progress
+    from lockstep.display.keras_progress import KerasLines, KerasProgress
+    from lockstep.display.progress import Progress
 
     kinds = {("lockstep", 1): Progress, ("keras", 1): KerasProgress}
-    return [kinds.get((words, level), Lines)()]
+    return [kinds.get((words, level), KerasLines)()]
 
 
 class PassLine:
@@ -61,8 +61,8 @@ class PassLine:
         """Prints the line, once the pass is over."""
         if not self._shown:
             return
-        from lockstep.callbacks.lines import keras_line
-        from lockstep.callbacks.numerals import duration, significant
+        from lockstep.display.keras_progress import keras_line
+        from lockstep.display.number_format import duration, significant
 
         seconds = self._clock() - self._began
         if self._words == "keras":

@@ -1,9 +1,8 @@
-"""The bar: where an epoch is, drawn on one line of any width.
+"""The progress bar of an epoch, on one line of any width.
 
-What matters more gives way later. As the line gets narrower the bar shrinks, then
-the unit of the speed is shortened, then the bar goes, then the speed, then metrics,
-the last one first, then the time left. An ellipsis says that something is missing.
-A number is shown whole or not at all: its first digits are another number.
+As the line gets narrower the bar shrinks, then the unit of the speed is shortened, then the bar is
+dropped, then the speed, then metrics, the last one first, then the time left. An ellipsis marks what
+is missing. A number is shown whole or not at all: its first digits alone are another number.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.callbacks.numerals import countdown, rate, significant
+from lockstep.display.number_format import countdown, rate, significant
 
 NARROWEST, WIDEST = 6, 30
 MARGIN = 3

@@ -1,15 +1,15 @@
-"""Lines: two per epoch, in the words of Keras.
+"""Keras's two lines per epoch.
 
-Users of Keras get them from any `fit`, with a bar below them where something may move.
-`verbose=2` gives them to everybody, and nothing moves.
+`fit` of a Keras model prints them, with a bar below them in a terminal or notebook. `verbose=2` prints them for
+every model, without a bar.
 """
 
 from rich.text import Text
 
 from lockstep.callbacks.base import NO_LOGS, Logs
-from lockstep.callbacks.numerals import significant
-from lockstep.callbacks.progress import Progress
-from lockstep.callbacks.screen import Lines as Plain
+from lockstep.display.number_format import significant
+from lockstep.display.progress import Progress
+from lockstep.display.terminal import PlainOutput
 
 
 class KerasProgress(Progress):
@@ -49,12 +49,12 @@ class KerasProgress(Progress):
             self._screen.keep(Text(f"Epoch {self._epoch + 1}/{self.params['epochs']}"))
 
 
-class Lines(KerasProgress):
+class KerasLines(KerasProgress):
     """The same without a bar."""
 
     def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
         self._greeted = False
-        self._screen = Plain(self._console)
+        self._screen = PlainOutput(self._console)
         self._greet()
 
 

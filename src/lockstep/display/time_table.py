@@ -1,4 +1,4 @@
-"""The breakdown in view: the table that ends `fit(verbose=2)`."""
+"""The table of where the time of a step went, which `fit(verbose=2)` ends with."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.callbacks.numerals import duration
-from lockstep.callbacks.summary import Summary
 from lockstep.core.breakdown import PARTS, Breakdown
+from lockstep.display.epoch_line import EpochLine
+from lockstep.display.number_format import duration
 
 _COLUMNS = (*PARTS, "rest")
 _ANY = 1000  # columns: a table's own width is measured within a limit
 
 
-def view(breakdown: Breakdown) -> Group:
+def render_breakdown(breakdown: Breakdown) -> Group:
     """Milliseconds of a step and shares of it, a row for each replica; and the sentence on what limits the run."""
     speed = f"{breakdown.samples_per_second:,.0f} samples/s"
     text = f"{breakdown.num_steps} steps in {duration(breakdown.seconds)} s, {speed}. {breakdown.sentence()}."
@@ -44,7 +44,7 @@ class _Parts(JupyterMixin):
             return
         for device, values in rows.items():
             facts = (f"{part} {value}" for part, value in zip(_COLUMNS, values, strict=True))
-            yield Summary(device, ("ms a step:", *facts))
+            yield EpochLine(device, ("ms a step:", *facts))
 
     def _values(self, replica: int) -> list[str]:
         breakdown = self.breakdown

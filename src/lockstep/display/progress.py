@@ -1,8 +1,7 @@
-"""Progress: what `fit` shows while it runs.
+"""The callback that shows the progress of `fit`.
 
-Drawing a line, and reading the losses for it, costs far more than a small step:
-on a GPU a read waits for the device. So a step only looks at the clock, and ten
-times a second the numbers are read and the line drawn.
+Drawing a line, and reading the losses for it, costs far more than a small step: on a GPU a read
+waits for the device. So a step only reads the clock, and the line is drawn ten times a second.
 """
 
 from collections import deque
@@ -12,12 +11,12 @@ from time import perf_counter
 from rich.console import Console
 from rich.text import Text
 
-from lockstep.callbacks.bar import Bar, Speed
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
-from lockstep.callbacks.breakdown import view
-from lockstep.callbacks.numerals import as_float, duration, significant
-from lockstep.callbacks.screen import Screen, choose, standard_console
-from lockstep.callbacks.summary import Summary
+from lockstep.display.bar import Bar, Speed
+from lockstep.display.epoch_line import EpochLine
+from lockstep.display.number_format import as_float, duration, significant
+from lockstep.display.terminal import Screen, choose_screen, standard_console
+from lockstep.display.time_table import render_breakdown
 
 SECONDS_BETWEEN_DRAWS = 0.1
 DRAWS_IN_PACE = 32
@@ -80,13 +79,13 @@ class Progress(Callback):
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = perf_counter) -> None:
         self._console = console or standard_console()
         self._clock = clock
-        self._screen: Screen = choose(self._console)
+        self._screen: Screen = choose_screen(self._console)
         self._greeted = False
         self._epoch: int | None = None
         self._done = 0
 
     def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
-        self._screen = choose(self._console)
+        self._screen = choose_screen(self._console)
         self._greeted = False
         self._greet()
 
@@ -132,12 +131,12 @@ class Progress(Callback):
         if speed := self._speed(steps / seconds if steps and seconds > 0 else None):
             facts.append(str(speed))
         self._epoch = None
-        self._screen.keep(Summary(self._title(epoch), tuple(facts)))
+        self._screen.keep(EpochLine(self._title(epoch), tuple(facts)))
 
     def on_train_end(self, logs: Logs = NO_LOGS) -> None:
         self._screen.keep(Text(self.trainer.history.closing()))
         if self.trainer.breakdown is not None:
-            self._screen.keep(view(self.trainer.breakdown))
+            self._screen.keep(render_breakdown(self.trainer.breakdown))
 
     def close(self) -> None:
         """Gives the terminal back, cursor and all. An unfinished epoch's bar stays in view."""

@@ -1,7 +1,5 @@
-"""Screen: the place the progress of a run is shown.
-
-Three kinds with one face, chosen once: a terminal redraws a line, a notebook
-updates a cell's output, anything else (a log file, a pipe) only gets whole lines.
+"""Where progress is shown: a terminal redraws one line, a notebook updates a cell's output, and a file or pipe
+only gets whole lines.
 """
 
 from importlib import import_module
@@ -16,7 +14,7 @@ class Screen(Protocol):
     """Where lines stay, and one line below them moves.
 
     >>> from rich.console import Console
-    >>> screen: Screen = choose(Console(force_terminal=False))
+    >>> screen: Screen = choose_screen(Console(force_terminal=False))
     >>> screen.keep("a line")
     a line
     """
@@ -47,22 +45,22 @@ def standard_console() -> Console:
     return console if console.is_jupyter or console.file.isatty() else Console(force_interactive=False)
 
 
-def choose(console: Console) -> Screen:
+def choose_screen(console: Console) -> Screen:
     """Gives the screen that fits what `console` writes to.
 
     >>> from rich.console import Console
     >>> from io import StringIO
-    >>> type(choose(Console(file=StringIO(), force_terminal=False))).__name__
-    'Lines'
+    >>> type(choose_screen(Console(file=StringIO(), force_terminal=False))).__name__
+    'PlainOutput'
     """
     if console.is_jupyter:
         return Notebook(console)
     if console.is_terminal and console.is_interactive:
         return Terminal(console)
-    return Lines(console)
+    return PlainOutput(console)
 
 
-class Lines:
+class PlainOutput:
     """A file or a pipe: whole lines, never wrapped, nothing that moves."""
 
     live = False

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from lockstep.callbacks import Chain, History
-from lockstep.callbacks.bar import Bar, Speed
 from lockstep.callbacks.base import Params
-from lockstep.callbacks.numerals import significant
-from lockstep.callbacks.progress import Progress
-from lockstep.callbacks.screen import Notebook, choose
-from lockstep.callbacks.summary import Summary
 from lockstep.core.breakdown import Breakdown
+from lockstep.display.bar import Bar, Speed
+from lockstep.display.epoch_line import EpochLine
+from lockstep.display.number_format import significant
+from lockstep.display.progress import Progress
+from lockstep.display.terminal import Notebook, choose_screen
 
 OPENING = "2 devices (cpu:0, cpu:1), 8 shards of 32, batch 256, 1 thread per shard, seed 0"
 LOGS = {"loss": 0.412, "accuracy": 0.861, "val_loss": 0.398, "val_accuracy": 0.87}
@@ -351,7 +351,7 @@ def test_a_bar_of_unknown_length_counts_steps() -> None:
 def test_a_summary_never_cuts_a_fact() -> None:
     facts = tuple(f"{name} 0.1234" for name in ("loss", "accuracy", "val_loss", "val_accuracy"))
     for width in range(31, 90):  # from the widest fact after the title upwards
-        lines = drawn(Summary("epoch 1/10", facts), width)
+        lines = drawn(EpochLine("epoch 1/10", facts), width)
         assert "  ".join(line.removeprefix("epoch 1/10").strip() for line in lines).split("  ") == list(facts)
 
 
@@ -370,7 +370,7 @@ def test_a_notebook_replaces_one_output_per_epoch(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "display", display, raising=False)
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", module)
-    screen = choose(Console(force_jupyter=True))
+    screen = choose_screen(Console(force_jupyter=True))
     assert isinstance(screen, Notebook)
     for line in ("first", "second"):
         screen.show(BAR)
@@ -381,7 +381,7 @@ def test_a_notebook_replaces_one_output_per_epoch(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_a_notebook_is_given_can_show_itself_there() -> None:
-    for renderable in (BAR, Summary("epoch 1/10", ("loss 0.4120",)), Text("val acc: 0.93")):
+    for renderable in (BAR, EpochLine("epoch 1/10", ("loss 0.4120",)), Text("val acc: 0.93")):
         bundle = renderable._repr_mimebundle_([], [])
         assert bundle["text/html"].startswith("<pre")
 
@@ -397,5 +397,5 @@ def test_a_number_is_shown_whole_or_not_at_all(width: int) -> None:
     lines = drawn(bar, width)
     assert set(re.findall(r"(?<![\w.])\d+\.\d+\S*", "\n".join(lines))) <= numbers
     facts = [f"{name} {significant(value)}" for name, value in LONG.items()]
-    found = re.findall(r"\d+\.\d+\S*", "\n".join(drawn(Summary("epoch 1/1", tuple(facts)), width)))
+    found = re.findall(r"\d+\.\d+\S*", "\n".join(drawn(EpochLine("epoch 1/1", tuple(facts)), width)))
     assert set(found) == numbers

@@ -1,7 +1,6 @@
-"""Numerals: how a number is written where people read it.
+"""How numbers are written in lines, bars and tables.
 
-Every digit that moves is noise, so a number keeps its width while it changes:
-four significant digits, trailing zeros included.
+A number keeps its width while it changes: four significant digits, trailing zeros included.
 """
 
 import math

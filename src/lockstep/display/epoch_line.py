@@ -1,4 +1,4 @@
-"""Summary: the line that a finished epoch leaves behind."""
+"""The line printed at the end of an epoch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ GAP = "  "
 
 
 @dataclass(frozen=True)
-class Summary(JupyterMixin):
+class EpochLine(JupyterMixin):
     """A title and the facts after it; what does not fit goes on below, indented, no fact cut in two.
 
     Of a fact that is wider than a line the name is shortened, never the number, whose first digits are another number.
 
     >>> from rich.console import Console
-    >>> summary = Summary("epoch 1/10", ("loss 0.4120", "accuracy 0.8610", "9.2 s", "6,521 samples/s"))
+    >>> summary = EpochLine("epoch 1/10", ("loss 0.4120", "accuracy 0.8610", "9.2 s", "6,521 samples/s"))
     >>> Console(width=44, force_terminal=False).print(summary)
     epoch 1/10  loss 0.4120  accuracy 0.8610
                 9.2 s  6,521 samples/s
