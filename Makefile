@@ -13,7 +13,7 @@ MXNET  := .venv-mxnet/full-$(shell cat pyproject.toml constraints-mxnet.txt | ck
 NUMPY := $(addprefix src/lockstep/,core data checkpoint backends/numpy)
 NUMPY += $(filter-out %/test_bfloat.py %/test_generators.py,$(wildcard tests/core/test_*.py)) # these two need torch
 NUMPY += $(patsubst %,tests/data/test_%.py,bases order pipeline)
-NUMPY += $(patsubst %,tests/checkpoint/test_%.py,arrays plain store)
+NUMPY += $(patsubst %,tests/checkpoint/test_%.py,load_arrays json_codec store)
 
 # The tests start hundreds of interpreters, and each would compile Lockstep anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -7,8 +7,8 @@ import re
 import numpy as np
 
 from lockstep.backends.base import Array
-from lockstep.checkpoint import Snapshot, manifest, plain
-from lockstep.checkpoint.files import MANIFEST
+from lockstep.checkpoint import Snapshot, json_codec, manifest
+from lockstep.checkpoint.io import MANIFEST
 
 DTYPES = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))]
 DTYPES += ["float16", "float32", "float64", "complex64", "complex128"]
@@ -40,7 +40,7 @@ def same(left, right):
     if isinstance(left, dict):
         return same(list(left.items()), list(right.items()))
     if isinstance(left, float):
-        return plain.encode(left) == plain.encode(right) and str(left) == str(right)  # -0.0 == 0.0
+        return json_codec.encode(left) == json_codec.encode(right) and str(left) == str(right)  # -0.0 == 0.0
     return left == right
 
 

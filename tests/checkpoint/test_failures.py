@@ -46,7 +46,7 @@ def refused(save, code, number, exchange):
     """Whether the call of this number was refused, and so the save; False where there are fewer calls."""
     with pytest.MonkeyPatch.context() as patch:
         if not exchange:
-            patch.setattr("lockstep.checkpoint.folder._exchange", lambda left, right: False)
+            patch.setattr("lockstep.checkpoint.atomic_folder._exchange", lambda left, right: False)
         fault = Fault(patch, number, code)
         try:
             save()

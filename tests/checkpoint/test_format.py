@@ -14,9 +14,9 @@ from hypothesis.extra import numpy as hnp
 
 from checkpoint.samples import DTYPES, content, equal, forge, litter, same, snapshot
 from lockstep.backends.base import Array
-from lockstep.checkpoint import Snapshot, read, tensors, write
-from lockstep.checkpoint.files import Folder
+from lockstep.checkpoint import Snapshot, read, safetensors_file, write
 from lockstep.checkpoint.format import RESERVED, facts_of
+from lockstep.checkpoint.io import Folder
 from lockstep.core import digest
 from lockstep.errors import CheckpointError, SaveError, StateError
 
@@ -73,12 +73,12 @@ def test_the_tensors_digests_are_those_of_the_state(tmp_path):
     )
 )
 def test_the_head_is_one_that_safetensors_reads(state):
-    forms = {name: tensors.Form.of(Array(data, str(data.dtype)), name) for name, data in state.items()}
+    forms = {name: safetensors_file.Form.of(Array(data, str(data.dtype)), name) for name, data in state.items()}
     parts = []
     arrays = {name: Array(data, str(data.dtype)) for name, data in state.items()}
-    tensors.write(lambda part: parts.append(bytes(part)), arrays, forms)
+    safetensors_file.write(lambda part: parts.append(bytes(part)), arrays, forms)
     data = b"".join(parts)
-    assert len(data) == tensors.size(forms)
+    assert len(data) == safetensors_file.size(forms)
     found = dict(safetensors.deserialize(data))
     assert found.keys() == forms.keys()
     for name, entry in found.items():
@@ -158,7 +158,7 @@ class TestOverAnOlderOne:
     @pytest.fixture(autouse=True)
     def way(self, exchange, monkeypatch):
         if not exchange:
-            monkeypatch.setattr("lockstep.checkpoint.folder._exchange", lambda left, right: False)
+            monkeypatch.setattr("lockstep.checkpoint.atomic_folder._exchange", lambda left, right: False)
 
     def test_the_newer_one_stands(self, tmp_path):
         for step in range(3):

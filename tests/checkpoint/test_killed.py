@@ -14,11 +14,11 @@ SCRIPT = """
 import os, random, signal, struct, sys, time
 from pathlib import Path
 import checkpoint.samples as samples
-from lockstep.checkpoint import Store, folder, read, write
+from lockstep.checkpoint import Store, atomic_folder, read, write
 
 home, exchange, by_hand, kills = Path(sys.argv[1]), sys.argv[2] == "True", sys.argv[3] == "True", int(sys.argv[4])
 if not exchange:
-    folder._exchange = lambda left, right: False
+    atomic_folder._exchange = lambda left, right: False
 moments = random.Random(0)
 
 def store():

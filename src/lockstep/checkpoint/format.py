@@ -1,4 +1,4 @@
-"""The format: one checkpoint as a folder of three files.
+"""A checkpoint on disk: a folder of three files.
 
 `model.safetensors` holds the model's arrays under the framework's own names,
 `optimizer.safetensors` every other array, `manifest.json` all that is not an array
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.backends.base import Array, State
-from lockstep.checkpoint import files, manifest, plain, tensors
-from lockstep.checkpoint.files import MANIFEST, MODEL, OPTIMIZER, Folder
-from lockstep.checkpoint.folder import filled, located
-from lockstep.checkpoint.tensors import Form
+from lockstep.checkpoint import io, json_codec, manifest, safetensors_file
+from lockstep.checkpoint.atomic_folder import filled, located
+from lockstep.checkpoint.io import MANIFEST, MODEL, OPTIMIZER, Folder
+from lockstep.checkpoint.safetensors_file import Form
 from lockstep.core import digest
 from lockstep.core.arguments import check_path
 from lockstep.errors import CheckpointError, SaveError, StateError
@@ -50,7 +50,7 @@ class Snapshot:
         """
         state, arrays, facts = _parts(self)
         copies = {name: Array(array.data.copy(order="C"), array.dtype) for name, array in arrays.items()}
-        return Snapshot(state, plain.decode(facts, copies))
+        return Snapshot(state, json_codec.decode(facts, copies))
 
 
 def write(folder: str | os.PathLike[str], snapshot: Snapshot) -> Path:
@@ -72,12 +72,12 @@ def write(folder: str | os.PathLike[str], snapshot: Snapshot) -> Path:
     content: dict[str, Any] = {**facts, "files": {}}
     content["tensors"] = {name: form.record() | {"sha256": digests[name]} for name, form in forms.items()}
     target = _target(folder)
-    with files.saving(target), filled(target) as temporary:
+    with io.saving(target), filled(target) as temporary:
         for file in (MODEL, OPTIMIZER):
-            fill = functools.partial(tensors.write, state=_held(file, state), forms=_held(file, forms))
-            content["files"][file] = files.write(temporary / file, fill)
+            fill = functools.partial(safetensors_file.write, state=_held(file, state), forms=_held(file, forms))
+            content["files"][file] = io.write(temporary / file, fill)
         text = manifest.dump(content)
-        files.write(temporary / MANIFEST, lambda put: put(text))
+        io.write(temporary / MANIFEST, lambda put: put(text))
     return target
 
 
@@ -99,7 +99,7 @@ def facts_of(folder: str | os.PathLike[str], key: str) -> Any:
         place = _place(folder, stack)
         with _blaming(place.path / MANIFEST):
             content = _content(stack.enter_context(place.open(MANIFEST)))
-            return plain.decode(content.get(key), {})
+            return json_codec.decode(content.get(key), {})
 
 
 def _target(folder: str | os.PathLike[str]) -> Path:
@@ -113,19 +113,19 @@ def _parts(snapshot: Snapshot) -> tuple[State, State, dict[str, Any]]:
     """The state's arrays, those inside the facts, and the facts' JSON."""
     for name in snapshot.state:
         bare = name.removeprefix(_MODEL)
-        if bare == "__metadata__" or name.startswith(plain.PREFIX) or not plain.writable(name):
+        if bare == "__metadata__" or name.startswith(json_codec.PREFIX) or not json_codec.writable(name):
             raise StateError(
-                f"An array's name is a word in UTF-8, not '__metadata__', and does not begin with {plain.PREFIX!r}. "
+                f"An array's name is UTF-8 text, not '__metadata__', and does not begin with {json_codec.PREFIX!r}. "
                 f"Got {name!r}. Choose another name."
             )
         Form.of(snapshot.state[name], repr(name))
     for key in snapshot.facts:
-        if type(key) is not str or not plain.writable(key) or key.startswith("$") or key in RESERVED:
+        if type(key) is not str or not json_codec.writable(key) or key.startswith("$") or key in RESERVED:
             raise StateError(
                 f"A fact's key is a word in UTF-8, does not begin with '$' and is none of {', '.join(RESERVED)}. "
                 f"Got {key!r}. Choose another key."
             )
-    facts, arrays = plain.encode(snapshot.facts)
+    facts, arrays = json_codec.encode(snapshot.facts)
     return dict(snapshot.state), arrays, facts
 
 
@@ -155,7 +155,7 @@ def _read(folder: Folder, stack: ExitStack) -> Snapshot:
     path = folder.path
     state: State = {}
     opened = {}
-    for name in files.NAMES:  # all at once: they stay readable when another process removes them
+    for name in io.NAMES:  # all at once: they stay readable when another process removes them
         with _blaming(path / name):
             opened[name] = stack.enter_context(folder.open(name))
     with _blaming(path / MANIFEST):
@@ -171,8 +171,8 @@ def _read(folder: Folder, stack: ExitStack) -> Snapshot:
         for name, sha256 in digest.of_arrays(state).items():
             if sha256 != digests[name]:
                 raise ValueError(f"the sha256 of {name!r:.100} is another in the file")
-        inside = {name: state.pop(name) for name in forms if name.startswith(plain.PREFIX)}
-        facts = plain.decode(content, inside)
+        inside = {name: state.pop(name) for name in forms if name.startswith(json_codec.PREFIX)}
+        facts = json_codec.decode(content, inside)
         if not isinstance(facts, dict):
             raise ValueError("its facts have no keys")
         return Snapshot({name: state[name] for name in forms if name in state}, facts)
@@ -213,11 +213,11 @@ def _files(records: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _arrays(file: BufferedReader, forms: Mapping[str, Form], record: Mapping[str, Any]) -> State:
     """The arrays of a file whose length and digest are those of the manifest."""
     length = os.fstat(file.fileno()).st_size
-    size = tensors.size(forms)
+    size = safetensors_file.size(forms)
     if type(record["bytes"]) is not int or not length == record["bytes"] == size:
         expected = f"{record['bytes']!r:.50} by its record and {size} by its arrays"
         raise ValueError(f"it has {length} bytes, and the manifest says {expected}")
-    state, sha256 = tensors.read(file, forms)
+    state, sha256 = safetensors_file.read(file, forms)
     if sha256 != record["sha256"]:
         raise ValueError(f"its sha256 is {sha256}, and the manifest says {record['sha256']!r:.70}")
     return state

@@ -1,4 +1,4 @@
-"""Locks: a file that one process holds at a time, and lets go of when it ends, however it ends."""
+"""A file lock that one process holds at a time; it is released when the process ends, however it ends."""
 
 import os
 import sys

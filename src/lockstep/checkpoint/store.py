@@ -1,7 +1,7 @@
-"""The store: a folder of checkpoints named by step, of which the newest and the best stay.
+"""A folder of checkpoints named by step; the newest and the best are kept.
 
 `step-00000100` is whole as soon as it has that name. `best` is a link to the best one. What
-else lies in the folder is nobody's business here.
+else is in the folder is left alone.
 """
 
 import inspect
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.checkpoint import lock
-from lockstep.checkpoint.files import MANIFEST, saving, sync
-from lockstep.checkpoint.folder import discard, dotted, is_ours, located, make, names, sweep
+from lockstep.checkpoint.atomic_folder import discard, dotted, is_ours, located, make, names, sweep
 from lockstep.checkpoint.format import Snapshot, facts_of, read, write
+from lockstep.checkpoint.io import MANIFEST, saving, sync
 from lockstep.core.arguments import check_path
 from lockstep.core.monitor import Monitor
 from lockstep.errors import CheckpointError, SaveError

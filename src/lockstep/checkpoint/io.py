@@ -1,4 +1,4 @@
-"""Files: bytes that are on the disk when they are said to be, and none that are not ours to read."""
+"""Reading and writing a checkpoint's files: written through to the disk, and read only if they are regular files."""
 
 import hashlib
 import os

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as hnp
 
 from checkpoint.samples import DTYPES, same
 from lockstep.backends.base import Array
-from lockstep.checkpoint import plain, tensors
-from lockstep.checkpoint.plain import decode, encode
+from lockstep.checkpoint import json_codec, safetensors_file
+from lockstep.checkpoint.json_codec import decode, encode
 from lockstep.errors import StateError
 
 dtypes = st.sampled_from(DTYPES).map(np.dtype)
@@ -104,12 +104,12 @@ def test_what_is_not_plain_is_refused_by_its_place(value, kind):
 
 
 def test_as_many_axes_as_every_numpy_has():
-    most = np.zeros((1,) * tensors.MAX_AXES)
+    most = np.zeros((1,) * safetensors_file.MAX_AXES)
     assert same(decode(*encode(most)), most)
 
 
 def test_more_axes_than_some_numpy_has(monkeypatch):
-    monkeypatch.setattr(tensors, "MAX_AXES", 2)  # numpy 1 cannot make an array of 33 axes
+    monkeypatch.setattr(safetensors_file, "MAX_AXES", 2)  # numpy 1 cannot make an array of 33 axes
     assert encode({"x": np.zeros((1, 1))})
     with pytest.raises(StateError, match=r"Got float64 at x\."):
         encode({"x": np.zeros((1, 1, 1))})
@@ -129,7 +129,7 @@ def test_a_value_that_holds_itself():
 
 def test_as_deep_as_allowed():
     value = 1
-    for _ in range(plain.MAX_DEPTH):
+    for _ in range(json_codec.MAX_DEPTH):
         value = (value,)
     assert same(decode(*encode(value)), value)
     with pytest.raises(StateError):

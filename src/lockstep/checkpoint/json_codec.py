@@ -1,4 +1,4 @@
-"""Plain values: what a checkpoint can hold beside the state's arrays, as strict JSON.
+"""Values that a checkpoint can hold beside the state's arrays, as strict JSON.
 
 JSON has no tuples, bytes, NaN, large integers or keys that are not strings. Each of
 these becomes an object with a single key that begins with `$`: `{"$tuple": [1, 2]}`.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends.base import Array, State
-from lockstep.checkpoint.tensors import KINDS, Form
+from lockstep.checkpoint.safetensors_file import KINDS, Form
 from lockstep.errors import StateError
 
 MAX_DEPTH = 64

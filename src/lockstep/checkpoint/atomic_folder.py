@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from lockstep.checkpoint import lock
-from lockstep.checkpoint.files import MANIFEST, NAMES, sync
+from lockstep.checkpoint.io import MANIFEST, NAMES, sync
 from lockstep.errors import SaveError
 
 _DOTTED = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.(?P<role>writing|previous|discarded)", re.DOTALL)

@@ -1,4 +1,4 @@
-"""Tensors: arrays in a safetensors file.
+"""Arrays in a safetensors file.
 
 The head of such a file follows from the names, types and shapes of its arrays
 alone. So the reader, who has these from the manifest, makes the head that should be

@@ -1,4 +1,4 @@
-"""The schedule: where a run's checkpoints go, how often, and which of them stay."""
+"""`lockstep.Checkpoint`: where a run saves its checkpoints, how often, and which of them are kept."""
 
 import os
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The writer: one thread that writes while the run goes on.
+"""A thread that writes checkpoints while training continues.
 
 One job runs and one may wait; a newer one takes the waiting one's place, since only
 the newest checkpoint matters, unless that one is to be kept. The thread ends when there is nothing left to do: an idle
