@@ -27,8 +27,8 @@ import lockstep
 from lockstep.backends.torch import shards
 from lockstep.backends.torch.backend import TorchBackend
 from lockstep.data.source import ArraySource
-from lockstep.exchange.shared import SharedExchange
-from lockstep.world import crew, serve
+from lockstep.exchange.shared_memory import SharedExchange
+from lockstep.processes import local_workers, worker_loop
 
 STEP = ("compute", "exchange", "update")  # everything else is input and bookkeeping
 FOLDER = "BENCH_BOOKKEEPING"
@@ -102,9 +102,9 @@ def watched() -> Watch:
 def timed_serve(berth: Any, link: Any) -> None:
     """A worker that also tells what it did before its first shards."""
     watch = watched()
-    watch.around(serve.parcel, "unpack", "worker: unpack")
+    watch.around(worker_loop.parcel, "unpack", "worker: unpack")
     try:
-        serve.serve(berth, link)
+        worker_loop.serve(berth, link)
     finally:
         Path(os.environ[FOLDER], "worker.json").write_text(json.dumps(watch.seconds))
 
@@ -113,10 +113,10 @@ def measure(steps: int) -> dict[str, float]:
     """Milliseconds of a LeNet step, by piece; `rest` is what no other piece names."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER] = folder
-        crew.serve = timed_serve
+        local_workers.serve = timed_serve
         watch = watched()
         watch.through(ArraySource, "epoch", "input: gather")
-        watch.around(crew.Crew, "_tell", "tell the workers")
+        watch.around(local_workers.LocalWorkers, "_tell", "tell the workers")
         case = CASES["lenet"]
         images, labels = data(case)
         with lockstep.wrap(*trained(case), devices=2, shards=2, threads=1) as trainer:

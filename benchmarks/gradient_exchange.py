@@ -26,7 +26,7 @@ from lockstep.core.options import Options
 from lockstep.core.plan import Plan
 from lockstep.exchange.barrier import Barrier
 from lockstep.exchange.region import Region
-from lockstep.exchange.shared import SharedExchange
+from lockstep.exchange.shared_memory import SharedExchange
 
 NUM_ELEMENTS = 11_000_000
 PLAN = Plan.even(2, 2)

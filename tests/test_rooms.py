@@ -58,9 +58,9 @@ ROOMS = [  # the first that fits a file is its room
     ),
     # The world brings them together: backends only through the seam and by choice, never a framework itself.
     Room(
-        "world/",
+        "processes/",
         "cloudpickle lockstep.errors lockstep.devices lockstep.core lockstep.backends.base lockstep.backends.choose "
-        "lockstep.exchange lockstep.launch lockstep.data lockstep.world",
+        "lockstep.exchange lockstep.launch lockstep.data lockstep.processes",
         never="lockstep.core.loop",
     ),
     # Input: arithmetic on positions, the script's own code, and processes to run it in. No backend, no model.
@@ -158,7 +158,8 @@ def test_the_top_reaches_backends_through_the_seam(file):
 
 
 @pytest.mark.parametrize(
-    "path", ["core/", "backends/torch", "backends/choose.py", "backends/", "exchange/", "world/", "data/", "launch/"]
+    "path",
+    ["core/", "backends/torch", "backends/choose.py", "backends/", "exchange/", "processes/", "data/", "launch/"],
 )
 def test_no_room_is_empty(path):
     assert any(file.startswith(path) for file in FILES)
@@ -198,7 +199,7 @@ def test_imports_are_read_in_full(source, names):
         ("data/", "lockstep.exchange.parcel", True),
         ("data/", "lockstep.backends.base", False),
         ("data/", "lockstep.core.step.Member", False),
-        ("world/", "lockstep.data.readers", True),
+        ("processes/", "lockstep.data.readers", True),
     ],
 )
 def test_the_table(path, name, allowed):

@@ -26,10 +26,10 @@ from lockstep.display.verbosity import PassLine, level
 from lockstep.errors import StateError
 from lockstep.keywords import checked_integer, checked_optional, explain_arguments
 from lockstep.logs import Logs
+from lockstep.processes import Team
 from lockstep.reading import DEFAULT_BATCH_SIZE, join_data, open_source
 from lockstep.run import Run, device_names
 from lockstep.validation import choose_validation, split_validation
-from lockstep.world import Team
 
 Model = TypeVar("Model")
 

@@ -13,10 +13,10 @@ from lockstep.core.options import Options
 from lockstep.core.plan import Plan
 from lockstep.errors import LaunchError
 from lockstep.keywords import explain_arguments
-from lockstep.launch import environment, memory
+from lockstep.launch import environment, malloc
+from lockstep.processes import LocalWorkers, SingleProcess, Team, rendezvous
 from lockstep.run import Run
 from lockstep.trainer import Model, Trainer
-from lockstep.world import Alone, Crew, Team, join
 
 
 @explain_arguments
@@ -77,7 +77,7 @@ def wrap(
     recipe = module.adopt(Recipe(model, optimizer, loss, metrics, Options(precision, clip_norm, exact)))
     objects, others = split(recipe.metrics)
     recipe = replace(recipe, metrics=others, keeps_outputs=bool(objects))
-    if join.launched():
+    if rendezvous.launched():
         return _joined(recipe, run, module, devices, objects)
     resolved = names.resolve(devices, module.available(), module.name)
     if shards is not None:
@@ -89,7 +89,7 @@ def wrap(
         groups = module.processes(wanted)
         if tuple(groups[0]) != tuple(backend.devices):
             backend.spread(groups[0])
-        return Alone(backend) if len(groups) == 1 else Crew(backend, home, groups)
+        return SingleProcess(backend) if len(groups) == 1 else LocalWorkers(backend, home, groups)
 
     return Trainer(recipe, backend, start, resolved, run, _metric_objects(objects, backend))
 
@@ -102,14 +102,14 @@ def _joined(recipe: Recipe, run: Run, module: Module, devices: Any, objects: Seq
             f"among several ({environment.signs() or 'a process group'}). Start the script with python alone, or unset "
             "these."
         )
-    device = join.device(module.available(), devices)
+    device = rendezvous.device(module.available(), devices)
     backend = _open(module, recipe, ["cpu:0" if names.is_cpu(device) else device])  # as this process numbers them
-    wire = join.wire(not names.is_cpu(device))
+    wire = rendezvous.wire(not names.is_cpu(device))
 
     def start(wanted: Sequence[str]) -> Team:
-        from lockstep.world.joined import Joined
+        from lockstep.processes.launched import LaunchedProcesses
 
-        return Joined(backend, wire, device)
+        return LaunchedProcesses(backend, wire, device)
 
     return Trainer(recipe, backend, start, (device,), run, _metric_objects(objects, backend))
 
@@ -123,5 +123,5 @@ def _open(module: Module, recipe: Recipe, devices: Sequence[str]) -> Backend:
     for name, value in module.variables(devices).items():
         environment.provide(name, value)
     if names.is_cpu(devices[0]):
-        memory.keep_freed()
+        malloc.keep_freed()
     return module.open(recipe, devices)

@@ -9,7 +9,7 @@ import pytest
 from lockstep.core.step import Member
 from lockstep.exchange.barrier import Barrier
 from lockstep.exchange.region import Region
-from lockstep.exchange.shared import SharedExchange
+from lockstep.exchange.shared_memory import SharedExchange
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from lockstep.core import batches, digest
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
 from lockstep.errors import NonFiniteError, PeerFailed
-from lockstep.world import Alone
+from lockstep.processes import SingleProcess
 
 LOSSES = {"divided": CrossEntropy(ignore_index=1), "shared": "mse"}  # by the weight after the tree; by shares before
 SIZES = (61, 27, 5, 61)  # 5: fewer examples than shards
@@ -41,7 +41,7 @@ def digests(backend):
 def alone(loss, num_shards, num_replicas=1):
     """The sums of every step and the state after the last, with all replicas in one process."""
     backend = opened(loss, [f"cpu:{index}" for index in range(num_replicas)])
-    team = Alone(backend)
+    team = SingleProcess(backend)
     assert len(team.devices) == num_replicas
     plan = Plan.even(num_shards, num_replicas)
     sums = []
@@ -86,7 +86,7 @@ def goes_on(crew, together):
     data = batch("divided", 61)
     found = step(crew, together, data)
     backend, plan = opened("divided"), Plan.even(8, 1)
-    expected = Alone(backend).step(works(data, plan, [[0]])[0:1], plan)
+    expected = SingleProcess(backend).step(works(data, plan, [[0]])[0:1], plan)
     return {each.tobytes() for each in found} == {expected.tobytes()} and [
         digests(member.backend) for member in crew
     ] == [digests(backend)] * 3

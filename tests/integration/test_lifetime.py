@@ -232,7 +232,7 @@ for index, batch in enumerate(data):
         break
 assert interrupted
 assert index == 4
-found = trainer.digest()  # a new crew
+found = trainer.digest()  # new workers
 known = digests(9)
 print("digest", known.index(found) - index if found in known else "of no step", flush=True)
 steps = trainer._run.step
@@ -246,7 +246,7 @@ print("equal" if trainer.digest() == known[9] else "different")
 
 @pytest.mark.parametrize("where, made", [("before", 0), ("after", 1), ("waiting", 0)])
 def test_ctrl_c_that_is_caught(tmp_path, where, made):
-    """A step is made or not made, never half; the script goes on from there with a new crew."""
+    """A step is made or not made, never half; the script goes on from there with new workers."""
     with running(f"WHERE = {where!r}" + HEAD + INTERRUPTED, tmp_path) as script:
         returncode, stdout, stderr = script.end()
     assert returncode == 0, stderr
@@ -339,7 +339,7 @@ except lockstep.LockstepError as error:
 known = digests(200)
 steps = trainer._run.step
 assert trainer.digest() == known[steps], "the state is whole"
-for batch in data[steps:steps + 3]:  # a new crew
+for batch in data[steps:steps + 3]:  # new workers
     trainer.step(batch, verbose=0)
 print("equal" if trainer.digest() == known[steps + 3] else "different")
 """

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import NoReturn
 
-from lockstep.launch.link import Link
+from lockstep.launch.channel import Channel
 
 
 class ScriptError(Exception):
@@ -21,12 +21,12 @@ class Fussy(Exception):
         super().__init__(f"shard {shard} gave {value}")
 
 
-def echo(link: Link) -> None:
+def echo(link: Channel) -> None:
     while True:
         link.send(link.receive())
 
 
-def speak(link: Link) -> None:
+def speak(link: Channel) -> None:
     print("one\ntwo")
     print("à côté", file=sys.stderr)
     os.write(1, b"raw \xff\n")
@@ -35,42 +35,42 @@ def speak(link: Link) -> None:
     link.send(b"spoken")
 
 
-def sleep(link: Link) -> None:
+def sleep(link: Channel) -> None:
     link.send(b"asleep")
     time.sleep(600)
 
 
-def raise_own(link: Link) -> NoReturn:
+def raise_own(link: Channel) -> NoReturn:
     raise ScriptError("shard 3 is bad")
 
 
-def raise_fussy(link: Link) -> NoReturn:
+def raise_fussy(link: Channel) -> NoReturn:
     raise Fussy(3, 0.5)
 
 
-def send_then_raise(link: Link) -> NoReturn:
+def send_then_raise(link: Channel) -> NoReturn:
     link.send(b"x" * 1000)
     raise ScriptError("after a message")
 
 
-def raise_at_length(link: Link) -> NoReturn:
+def raise_at_length(link: Channel) -> NoReturn:
     raise ScriptError("x" * 50_000_000)
 
 
-def leave_with_3(link: Link) -> NoReturn:
+def leave_with_3(link: Channel) -> NoReturn:
     print("about to leave", file=sys.stderr)
     sys.exit(3)
 
 
-def leave_in_words(link: Link) -> NoReturn:
+def leave_in_words(link: Channel) -> NoReturn:
     sys.exit("no space left")
 
 
-def crash(link: Link) -> None:
+def crash(link: Channel) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def leave_a_child_with_our_output(link: Link) -> NoReturn:
+def leave_a_child_with_our_output(link: Channel) -> NoReturn:
     """Dies at once, while its own child lives on with its stdout and stderr."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"])
     link.send(str(child.pid).encode())
@@ -78,7 +78,7 @@ def leave_a_child_with_our_output(link: Link) -> NoReturn:
     os._exit(5)
 
 
-def fork_and_die(link: Link) -> NoReturn:
+def fork_and_die(link: Channel) -> NoReturn:
     """Dies at once, while a fork of it lives on with its end of the link."""
     pid = os.fork()
     if pid == 0:
@@ -89,13 +89,13 @@ def fork_and_die(link: Link) -> NoReturn:
     os._exit(5)
 
 
-def write_shared(link: Link, *, descriptor: int, index: int) -> None:
+def write_shared(link: Channel, *, descriptor: int, index: int) -> None:
     os.pwrite(descriptor, bytes([65 + index]), index)
     link.send(b"written")
     link.receive()
 
 
-def describe(link: Link) -> None:
+def describe(link: Channel) -> None:
     """Sends where the worker finds itself."""
     interrupts = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     inheritable = [number for number in os.listdir("/proc/self/fd") if int(number) > 2 and _inheritable(int(number))]

@@ -15,7 +15,7 @@ import pytest
 SCRIPT = """
 import os, sys, time
 import cloudpickle
-from lockstep.launch.workers import Workers
+from lockstep.launch.worker_pool import WorkerPool
 
 def idle(link):
     while True:
@@ -25,7 +25,7 @@ def busy(link):
     link.send(link.receive())
     time.sleep(600)
 
-workers = Workers(["cpu:1", "cpu:2"])
+workers = WorkerPool(["cpu:1", "cpu:2"])
 workers.start([cloudpickle.dumps(busy), cloudpickle.dumps(idle)])
 for index in range(2):
     workers.send(index, b"up")
@@ -125,7 +125,7 @@ def test_a_script_that_is_killed(tmp_path: Path, number: signal.Signals) -> None
 
 
 def test_a_script_killed_while_its_workers_come_up(tmp_path: Path) -> None:
-    early = "import os\nfrom lockstep.launch.workers import Workers\nworkers = Workers(['a', 'b'])\n"
+    early = "import os\nfrom lockstep.launch.worker_pool import WorkerPool\nworkers = WorkerPool(['a', 'b'])\n"
     (tmp_path / "early.py").write_text(early + "print(*workers.pids, flush=True); os.kill(os.getpid(), 9)")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(

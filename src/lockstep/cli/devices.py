@@ -15,7 +15,7 @@ from lockstep.backends import choose
 from lockstep.devices import resolve
 from lockstep.errors import MissingExtra, ModelError, PlatformError
 from lockstep.exchange.barrier import require_ordered_writes
-from lockstep.launch.workers import require_linux
+from lockstep.launch.worker_pool import require_linux
 
 PACKAGES = {
     "torch": ("torch",),

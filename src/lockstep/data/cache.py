@@ -1,7 +1,7 @@
 """A cache: examples that are worked out once, in memory or in a file.
 
 What it keeps of an example is epoch 0's answer, so what a run reads does not depend
-on when the cache was filled, or by whom. In memory all processes of a crew share it.
+on when the cache was filled, or by whom. In memory this process and its workers share it.
 A file is built under another name by everyone who wants it, and gets its own once it
 is whole; who comes later goes on with what is there. One that is damaged, or was made
 from other data or by other code, is built anew.

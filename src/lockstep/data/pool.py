@@ -19,9 +19,9 @@ from lockstep.data.segment import Segment
 from lockstep.errors import BatchError, PlatformError
 from lockstep.exchange import parcel
 from lockstep.exchange.region import Region
-from lockstep.launch import failure
-from lockstep.launch.link import Link
-from lockstep.launch.workers import Workers, require_linux
+from lockstep.launch import remote_errors
+from lockstep.launch.channel import Channel
+from lockstep.launch.worker_pool import WorkerPool, require_linux
 
 Indices = NDArray[np.int64]
 
@@ -42,7 +42,7 @@ class Pool:
         self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
         try:
             message = packed(list(segments), shared)
-            self._workers = Workers([f"reader {index}" for index in range(count)], share=descriptors)
+            self._workers = WorkerPool([f"reader {index}" for index in range(count)], share=descriptors)
             entries = (functools.partial(serve, message, shared.descriptor, own.descriptor) for own in self._regions)
             self._workers.start(cloudpickle.dumps(entry) for entry in entries)
             for index in range(count):
@@ -87,7 +87,7 @@ def packed(value: Any, region: Region) -> bytes:
     return message
 
 
-def serve(message: bytes, shared: int, own: int, link: Link) -> NoReturn:
+def serve(message: bytes, shared: int, own: int, link: Channel) -> NoReturn:
     """What a reader does from its first to its last breath."""
     region = Region(shared)
     segments: list[Segment] = parcel.keep(message, region)
@@ -104,6 +104,6 @@ def serve(message: bytes, shared: int, own: int, link: Link) -> NoReturn:
             batch = segments[number].run(below, indices, epochs)
             (answer,) = parcel.pack([batch], examples)
         except Exception as error:
-            failure.report(link, error)
+            remote_errors.report(link, error)
         else:
             link.send(answer)

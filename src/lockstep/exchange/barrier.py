@@ -1,4 +1,4 @@
-"""The barrier: every process waits until all have arrived, and hears who failed.
+"""A barrier in shared memory: every process waits until all have arrived, and learns who failed.
 
 Each process writes the number of the barrier it has reached into shared memory
 and rings every other process's eventfd. It reads the others' partial sums without

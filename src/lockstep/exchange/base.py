@@ -1,4 +1,4 @@
-"""What an exchange is: it brings the processes' partial sums together, in tree order.
+"""The protocol of an exchange, which adds the processes' partial sums in tree order.
 
 Transports move bytes; the additions are the backend's own. Whatever the distance
 between the processes, the interface is this one and so are the bits.

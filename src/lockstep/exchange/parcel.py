@@ -1,7 +1,7 @@
-"""Parcels: objects on their way to a worker, their arrays through shared memory.
+"""Objects that are sent to a worker, their arrays through shared memory.
 
 The arrays of a batch are written once into a region and read where they lie; only
-the small rest goes through the link. Both ends are our own processes.
+the small rest goes through the channel. Both ends are our own processes.
 """
 
 import pickle

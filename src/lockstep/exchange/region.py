@@ -1,4 +1,4 @@
-"""Regions: anonymous shared memory, without a name to leak or to be opened by others.
+"""Anonymous shared memory (memfd), without a name that could leak or be opened by others.
 
 A region is a memfd. Its descriptor is inherited by the workers, or opened by them
 while the process that made it holds it, so it is gone when the last of them is. It

@@ -1,4 +1,4 @@
-"""Slices: one process's share of the tree's root, added up out of everybody's nodes.
+"""One process's slice of the tree's root, added from all processes' partial sums.
 
 All-reduce's traffic with our own order of additions: every process adds one
 slice of the vectors for all. The additions of a slice run in blocks that stay in

@@ -22,7 +22,7 @@ from lockstep.core.layout import Layout
 from lockstep.core.metrics import Sums
 from lockstep.errors import LaunchError, PeerFailed, WorkerError
 from lockstep.exchange import slices
-from lockstep.exchange.memory import MemoryExchange
+from lockstep.exchange.in_process import MemoryExchange
 
 _LOOPBACK = "127.0.0.1"
 _PATIENCE = timedelta(minutes=30)

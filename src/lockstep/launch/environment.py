@@ -1,7 +1,7 @@
-"""The environment: the one file that reads or writes `os.environ`.
+"""The one file that reads or writes `os.environ`.
 
 Whatever Lockstep learns from variables arrives elsewhere as plain values, so a
-test builds any cluster in one line and no setting hides in a corner.
+test builds any cluster in one line.
 """
 
 import os
@@ -17,7 +17,7 @@ from lockstep.launch.slurm import FIRST_PORT, NUM_PORTS
 
 Value = TypeVar("Value")
 
-# What tells a process that it was launched. Workers must not inherit it.
+# What tells a process that it was launched. WorkerPool must not inherit it.
 _LAUNCHER = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),

@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment of our choosing.
+"""Ctrl-C that waits for the end of a block.
 
 A step that is broken off between two messages leaves processes that wait for
 each other. Inside `deferred()` an interrupt is remembered and arrives at the

@@ -1,4 +1,4 @@
-"""One worker as its parent sees it: a process, a link, a name and an end."""
+"""One worker as its parent sees it: its process, its channel and its name, and how it ended."""
 
 import os
 import pickle
@@ -12,23 +12,23 @@ from collections import deque
 from collections.abc import Sequence
 
 from lockstep.errors import WorkerError
+from lockstep.launch.channel import Channel, ChannelClosed, FailureReported
 from lockstep.launch.environment import worker_environment
-from lockstep.launch.link import FailureReported, Link, LinkClosed
 
 # The path comes before the first import of ours: the parent may have found Lockstep, and what Lockstep needs, in
 # places that a fresh interpreter does not look into. The working directory is inherited.
 _BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv[3:]; "
-    "from lockstep.launch.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    "from lockstep.launch.worker_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 
 _LAST_LINES = 20
-_SECONDS_TO_END = 10.0  # for a process whose link is closed; a core dump or a loaded machine takes time
+_SECONDS_TO_END = 10.0  # for a process whose channel is closed; a core dump or a loaded machine takes time
 _SECONDS_FOR_LAST_LINES = 2.0  # a child that the worker left behind may hold its stderr open for ever
 
 
 class Process:
-    """A started worker. `release` closes its link and pidfd; the pump, which reads its pipes, closes those."""
+    """A started worker. `release` closes its channel and pidfd; the output relay closes its pipes."""
 
     def __init__(self, name: str, share: Sequence[int]) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class Process:
         self.silent = threading.Event()  # set once its stderr has been read to the end
         self._share = tuple(share)
         ours, theirs = socket.socketpair()
-        self.link = Link(ours)
+        self.link = Channel(ours)
         try:
             with theirs:
                 self.popen = subprocess.Popen(
@@ -69,10 +69,10 @@ class Process:
         self.link.send(payload)
 
     def wait_for_message(self) -> None:
-        """Waits until the link has a message or its end; raises `LinkClosed` where the worker died without a word."""
+        """Waits until the channel has a message or is closed; raises `ChannelClosed` if the worker has died."""
         self._word_or_end.poll()
         if not self._word.poll(0):
-            raise LinkClosed
+            raise ChannelClosed
 
     def last_failure(self) -> bytes | None:
         """Gives the failure that the worker reported before it ended, passing over what nobody received."""
@@ -82,7 +82,7 @@ class Process:
         except FailureReported as reported:
             data: bytes = reported.args[0]
             return data
-        except LinkClosed:
+        except ChannelClosed:
             pass
         return None
 
@@ -93,7 +93,7 @@ class Process:
     def end(self) -> WorkerError:
         """Gives the error that says how the worker ended."""
         if not self.wait(_SECONDS_TO_END):
-            how = "closed its link but still runs"
+            how = "closed its channel but still runs"
         else:
             self.silent.wait(_SECONDS_FOR_LAST_LINES)  # its last words may still be on their way
             how = _how(self.popen.wait())
@@ -109,7 +109,7 @@ class Process:
         self.popen.wait()
 
     def release(self) -> None:
-        """Closes the link and the pidfd of an ended worker."""
+        """Closes the channel and the pidfd of an ended worker."""
         self.link.close()
         os.close(self.pidfd)
 

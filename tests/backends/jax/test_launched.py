@@ -212,7 +212,7 @@ def test_four_of_jax_distributeds_processes_give_the_bits_of_one(tmp_path, alone
 def test_a_world_of_one_gives_the_bits_of_no_world(tmp_path):
     """With one shard too, whose step is one program: apart, gradient and update round otherwise."""
     (plain, alone), (launched, joined) = by_torchrun(tmp_path, 1, ONE)
-    assert (alone, joined) == ("Alone", "Joined")
+    assert (alone, joined) == ("SingleProcess", "LaunchedProcesses")
     assert launched == plain
 
 

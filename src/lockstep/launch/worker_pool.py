@@ -1,8 +1,7 @@
-"""The workers: fresh interpreters that belong to this process and end with it.
+"""The workers: fresh interpreters that this process starts and that end with it.
 
-Nobody else has to clean up. They go when `close` is called, when this object is
-collected, when the script ends in any way, and, by the kernel's hand, when it
-is killed.
+They end when `close` is called, when this object is collected, when the script ends
+in any way, and, through the kernel's parent-death signal, when it is killed.
 """
 
 import os
@@ -15,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from lockstep.errors import PlatformError, WorkerError
-from lockstep.launch import failure
+from lockstep.launch import remote_errors
+from lockstep.launch.channel import ChannelClosed, FailureReported
 from lockstep.launch.interrupt import deferred
-from lockstep.launch.link import FailureReported, LinkClosed
+from lockstep.launch.output_relay import OutputRelay
 from lockstep.launch.process import Process
-from lockstep.launch.pump import Pump
 
 _SECONDS_TO_LEAVE = 0.5
 
@@ -37,7 +36,7 @@ def require_linux() -> None:
         ) from None
 
 
-class Workers:
+class WorkerPool:
     """One worker process per name, each waiting for its payload.
 
     A payload is the cloudpickle of a callable, `entry(link)`, which the worker runs to its end. The descriptors in
@@ -48,7 +47,7 @@ class Workers:
         require_linux()
         with deferred():
             try:
-                pump = Pump(names, share)
+                pump = OutputRelay(names, share)
             except (OSError, RuntimeError) as error:  # no more processes, descriptors or threads
                 raise WorkerError(
                     f"Every further replica needs a process of its own. Starting {', '.join(names)} failed: {error}. "
@@ -75,7 +74,7 @@ class Workers:
         for index, (process, payload) in enumerate(zip(self._open(), payloads, strict=True)):
             try:
                 process.begin(payload)
-            except LinkClosed:
+            except ChannelClosed:
                 self.raise_end(index)
 
     def send(self, index: int, data: bytes) -> None:
@@ -84,7 +83,7 @@ class Workers:
         try:
             with deferred():  # half a message would make nonsense of the next
                 process.link.send(data)
-        except LinkClosed:
+        except ChannelClosed:
             self.raise_end(index)
 
     def receive(self, index: int) -> bytes:
@@ -95,8 +94,8 @@ class Workers:
             with deferred():
                 return process.link.receive()
         except FailureReported as reported:
-            failure.raise_(pickle.loads(reported.args[0]), process.name)
-        except LinkClosed:
+            remote_errors.raise_(pickle.loads(reported.args[0]), process.name)
+        except ChannelClosed:
             self.raise_end(index)
 
     def poll_dead(self) -> int | None:
@@ -111,7 +110,7 @@ class Workers:
         error = process.end()
         report = process.last_failure()
         if report is not None:
-            failure.raise_(pickle.loads(report), process.name)
+            remote_errors.raise_(pickle.loads(report), process.name)
         raise error from None
 
     def close(self) -> None:
@@ -121,11 +120,11 @@ class Workers:
 
     def _open(self) -> list[Process]:
         if not self._finalizer.alive:
-            raise WorkerError("Workers end with `close`. They were asked for afterwards. Wrap the model again.")
+            raise WorkerError("WorkerPool end with `close`. They were asked for afterwards. Wrap the model again.")
         return self._processes
 
 
-def _close(owner: int, pump: Pump) -> None:
+def _close(owner: int, pump: OutputRelay) -> None:
     if os.getpid() != owner:  # a forked copy of this object owns nothing
         return
     for process in pump.processes:

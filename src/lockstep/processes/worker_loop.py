@@ -1,4 +1,4 @@
-"""Serving: what a worker does from its first to its last breath."""
+"""The worker's main loop."""
 
 import pickle
 import time
@@ -14,19 +14,19 @@ from lockstep.data.readers import Readers
 from lockstep.devices import is_cpu
 from lockstep.exchange import parcel
 from lockstep.exchange.barrier import Barrier
-from lockstep.exchange.memory import MemoryExchange
+from lockstep.exchange.in_process import MemoryExchange
 from lockstep.exchange.region import Region
-from lockstep.exchange.shared import SharedExchange
-from lockstep.launch import failure, memory
+from lockstep.exchange.shared_memory import SharedExchange
+from lockstep.launch import malloc, remote_errors
+from lockstep.launch.channel import Channel
 from lockstep.launch.interrupt import deferred
-from lockstep.launch.link import Link
-from lockstep.world.freight import Freight, Shipped
+from lockstep.processes.pipeline_transfer import Freight, PipelineReceiver
 
 STEP_MARK = b"s"  # before a command that ends at the barrier; one that cannot be read must still arrive there
 
 
-class Berth(NamedTuple):
-    """A worker's place in the crew: its model, its devices, and the descriptors it inherited."""
+class WorkerSetup(NamedTuple):
+    """What a worker starts with: its model, its devices, and the descriptors it inherited."""
 
     home: str
     recipe: Any  # a Recipe; it may travel as a pickle within the pickle
@@ -47,16 +47,16 @@ class Command(NamedTuple):
     freight: Freight
 
 
-def serve(berth: Berth, link: Link) -> None:
+def serve(berth: WorkerSetup, link: Channel) -> None:
     """Answers the parent's commands until the link closes."""
     if is_cpu(berth.devices[0]):
-        memory.keep_freed()
+        malloc.keep_freed()
     home = module(berth.home)
     backend = home.open(berth.recipe, berth.devices)
     leaves, parcels, control = (Region(descriptor) for descriptor in berth.regions)
     barrier = Barrier(berth.number, control, berth.bells)
     readers = Readers(backend.stage, (berth.number, len(berth.bells)))
-    shipped = Shipped()
+    shipped = PipelineReceiver()
     member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, readers.read)
     link.send(pickle.dumps(None))
     while True:
@@ -72,12 +72,12 @@ def serve(berth: Berth, link: Link) -> None:
                 member.exchange = SharedExchange(backend, leaves, barrier, command.plan, berth.number)
             result: Any = getattr(member, command.method)(command.work)
         except Exception as error:
-            failure.report(link, error)
+            remote_errors.report(link, error)
         else:
             link.send(pickle.dumps(None if command.method == "step" else result))
 
 
-def _prepared(message: bytes, parcels: Region, backend: Backend, shipped: Shipped) -> Command:
+def _prepared(message: bytes, parcels: Region, backend: Backend, shipped: PipelineReceiver) -> Command:
     """The command, with everything the script changed taken over."""
     command: Command = parcel.unpack(message[1:], parcels)
     shipped.take(command.freight)

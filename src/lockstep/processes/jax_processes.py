@@ -1,4 +1,4 @@
-"""Meeting: how processes find each other that `jax.distributed` has brought together.
+"""How processes that `jax.distributed` has launched find each other.
 
 They have a store in common and no group of torch's. So the first opens a port,
 writes down where, and the others read it. JAX is looked for among the modules that
@@ -20,7 +20,7 @@ _PATIENCE = 300_000  # milliseconds
 
 
 @dataclass(frozen=True)
-class Meeting:
+class JaxProcesses:
     """This process's number, how many there are, and the store they share."""
 
     index: int
@@ -53,9 +53,9 @@ def describe_host() -> str:
     return " ".join(words)
 
 
-def found() -> Meeting | None:
+def found() -> JaxProcesses | None:
     """The world of `jax.distributed`, where the script has joined one of several processes."""
     state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
     if state is None or state.client is None or state.num_processes < 2:
         return None
-    return Meeting(state.process_id, state.num_processes, state.client, state.coordinator_address)
+    return JaxProcesses(state.process_id, state.num_processes, state.client, state.coordinator_address)

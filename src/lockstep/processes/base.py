@@ -1,4 +1,4 @@
-"""What a team is."""
+"""The protocol of a team: how a process reaches the others that train with it."""
 
 from collections.abc import Callable, Sequence
 from itertools import count

@@ -1,4 +1,4 @@
-"""Joined: this process is one of those that torchrun, SLURM or the script itself launched.
+"""Processes that torchrun, SLURM, MPI or the script itself launched; this one is one of them.
 
 Every process runs the whole script and reads whole batches, or of a pipeline its own
 shards. The state, and what callbacks decide, are taken from the first; a fingerprint
@@ -22,18 +22,18 @@ from lockstep.core.plan import Plan
 from lockstep.core.step import Member
 from lockstep.data.readers import Readers
 from lockstep.errors import ExactError, PeerFailed, WorkerError
-from lockstep.exchange.memory import MemoryExchange
+from lockstep.exchange.in_process import MemoryExchange
 from lockstep.exchange.torch_distributed import DistributedExchange, Wire
 from lockstep.launch.interrupt import deferred
 from lockstep.launch.termination import StopRequested
-from lockstep.world.team import Value
+from lockstep.processes.base import Value
 
 # In the place of a call's name.
 ABANDONED = -1
 TERMINATED = -2
 
 
-class Joined:
+class LaunchedProcesses:
     """One process of a launched world."""
 
     closed = False

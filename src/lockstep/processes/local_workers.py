@@ -1,12 +1,12 @@
-"""The crew: this process and the workers it started on this host.
+"""This process and the workers it started on this host.
 
 The script's own process is the first member and the only one that decides. Each
 command goes to every worker and gets one answer. The answer to a step is only
 read before the next command, so that workers and script finish their updates side
 by side. What the script changed between two commands travels with the second.
 
-A crew that lost a worker, or was interrupted, closes; the script's own model is
-whole, and the next use starts a new crew from it.
+When a worker is lost, or the script is interrupted, all workers end; the script's own model is
+whole, and the next use starts new workers from it.
 """
 
 import functools
@@ -30,17 +30,17 @@ from lockstep.data.readers import Readers
 from lockstep.errors import PeerFailed, WorkerError
 from lockstep.exchange import parcel
 from lockstep.exchange.barrier import Barrier, require_ordered_writes
-from lockstep.exchange.memory import MemoryExchange
+from lockstep.exchange.in_process import MemoryExchange
 from lockstep.exchange.region import Region
-from lockstep.exchange.shared import SharedExchange
+from lockstep.exchange.shared_memory import SharedExchange
 from lockstep.launch.interrupt import deferred
-from lockstep.launch.workers import Workers, require_linux
-from lockstep.world.freight import Shipper
-from lockstep.world.serve import STEP_MARK, Berth, Command, serve
-from lockstep.world.team import Value, numbered
+from lockstep.launch.worker_pool import WorkerPool, require_linux
+from lockstep.processes.base import Value, numbered
+from lockstep.processes.pipeline_transfer import PipelineSender
+from lockstep.processes.worker_loop import STEP_MARK, Command, WorkerSetup, serve
 
 
-class Crew:
+class LocalWorkers:
     """One worker for every group of devices but the first."""
 
     first = True
@@ -59,16 +59,17 @@ class Crew:
         self._bells = tuple(os.eventfd(0) for _ in groups)
         self._hang_up = weakref.finalize(self, _close, self._bells)
         self.closed = False
-        self._shipper = Shipper()
+        self._shipper = PipelineSender()
         self._readers = Readers(backend.stage, (0, len(groups)))
         self._others = Readers(place=(0, len(groups)))  # what this process reads for the others stays as it is
         self.member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, self._readers.read)
         descriptors = tuple(region.descriptor for region in self._regions)
         try:
-            self._workers = Workers([group[0] for group in groups[1:]], share=[*descriptors, *self._bells])
+            self._workers = WorkerPool([group[0] for group in groups[1:]], share=[*descriptors, *self._bells])
             self._barrier = Barrier(0, control, self._bells, self._workers.pidfds)
             berths = [
-                Berth(home, recipe, tuple(group), index, self._bells, descriptors) for index, group in enumerate(groups)
+                WorkerSetup(home, recipe, tuple(group), index, self._bells, descriptors)
+                for index, group in enumerate(groups)
             ]
             self._workers.start(cloudpickle.dumps(functools.partial(serve, berth)) for berth in berths[1:])
         except BaseException:
@@ -152,7 +153,7 @@ class Crew:
 
     @contextmanager
     def _whole_or_closed(self) -> Iterator[None]:
-        """Closes the crew where a worker is lost or an interrupt left a message unread."""
+        """Ends the workers if one is lost or an interrupt left a message unread."""
         try:
             yield
         except (WorkerError, KeyboardInterrupt, SystemExit, GeneratorExit):

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from lockstep.errors import WorkerError
-from lockstep.launch import failure
-from lockstep.launch.link import Link, LinkClosed
+from lockstep.launch import remote_errors
+from lockstep.launch.channel import Channel, ChannelClosed
 
 _PR_SET_PDEATHSIG = 1
 
@@ -32,7 +32,7 @@ def main(descriptor: int, parent: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    link = Link(socket.socket(fileno=descriptor))
+    link = Channel(socket.socket(fileno=descriptor))
     _leave(_serve(link))
 
 
@@ -44,7 +44,7 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _serve(link: Link) -> int:
+def _serve(link: Channel) -> int:
     """Runs the entry that the parent sends and gives the exit code."""
     try:
         sys.argv, descriptors = pickle.loads(link.receive())
@@ -52,7 +52,7 @@ def _serve(link: Link) -> int:
         for descriptor in (link.fileno(), *descriptors):
             os.set_inheritable(descriptor, False)
         _entry(link.receive())(link)
-    except LinkClosed:  # the parent is done with its workers
+    except ChannelClosed:  # the parent is done with its workers
         return 0
     except SystemExit as leaving:
         if leaving.code is None or isinstance(leaving.code, int):
@@ -60,15 +60,15 @@ def _serve(link: Link) -> int:
         print(leaving.code, file=sys.stderr)
         return 1
     except BaseException as error:
-        with contextlib.suppress(LinkClosed):
-            failure.report(link, error)
+        with contextlib.suppress(ChannelClosed):
+            remote_errors.report(link, error)
         return 1
     return 0
 
 
-def _entry(payload: bytes) -> Callable[[Link], object]:
+def _entry(payload: bytes) -> Callable[[Channel], object]:
     try:
-        entry: Callable[[Link], object] = pickle.loads(payload)
+        entry: Callable[[Channel], object] = pickle.loads(payload)
     except ImportError as error:
         raise WorkerError(
             f"A worker must be able to import what the script uses. The worker cannot import {error.name!r}: {error}. "

@@ -8,8 +8,8 @@ import pytest
 
 from launch.entries import Fussy, ScriptError
 from lockstep.errors import LockstepError, WorkerError
-from lockstep.launch import failure
-from lockstep.launch.link import FailureReported, Link
+from lockstep.launch import remote_errors
+from lockstep.launch.channel import Channel, FailureReported
 
 
 class Mute(Exception):
@@ -17,12 +17,12 @@ class Mute(Exception):
         raise TypeError("no words")
 
 
-def failed(exception: BaseException) -> failure.Failure:
+def failed(exception: BaseException) -> remote_errors.Failure:
     """The failure as it arrives."""
     try:
         raise exception
     except BaseException as error:
-        arrived: failure.Failure = pickle.loads(pickle.dumps(failure.encode(error)))
+        arrived: remote_errors.Failure = pickle.loads(pickle.dumps(remote_errors.encode(error)))
         return arrived
 
 
@@ -32,7 +32,7 @@ def failed(exception: BaseException) -> failure.Failure:
 )
 def test_the_same_type_and_words(exception: Exception) -> None:
     with pytest.raises(type(exception)) as caught:
-        failure.raise_(failed(exception), "cpu:1")
+        remote_errors.raise_(failed(exception), "cpu:1")
     assert str(caught.value) == str(exception)
     assert type(caught.value) is type(exception)
     shown = "".join(traceback.format_exception(caught.value))
@@ -54,7 +54,7 @@ def test_the_same_type_and_words(exception: Exception) -> None:
 )
 def test_what_does_not_travel_becomes_a_worker_error(exception: BaseException, message: str) -> None:
     with pytest.raises(WorkerError) as caught:
-        failure.raise_(failed(exception), "cpu:1")
+        remote_errors.raise_(failed(exception), "cpu:1")
     assert str(caught.value).startswith(message)
     assert isinstance(caught.value, LockstepError)
     assert "The traceback in worker cpu:1:" in caught.value.__notes__[0]
@@ -64,7 +64,7 @@ def test_an_exception_that_only_the_worker_can_import() -> None:
     arrived = failed(ScriptError("own"))
     arrived["pickled"] = pickle.dumps(ScriptError("own")).replace(b"entries", b"entrie_")
     with pytest.raises(WorkerError, match="Worker cpu:2 raised ScriptError: own"):
-        failure.raise_(arrived, "cpu:2")
+        remote_errors.raise_(arrived, "cpu:2")
 
 
 def test_the_cause_is_told() -> None:
@@ -74,15 +74,15 @@ def test_the_cause_is_told() -> None:
         except ValueError as error:
             raise ScriptError("outer") from error
     except ScriptError as error:
-        encoded = failure.encode(error)
+        encoded = remote_errors.encode(error)
     with pytest.raises(ScriptError) as caught:
-        failure.raise_(encoded, "cpu:1")
+        remote_errors.raise_(encoded, "cpu:1")
     assert "ValueError: invalid literal" in caught.value.__notes__[0]
 
 
 def test_a_report_never_waits_for_a_reader() -> None:
-    left, right = (Link(end) for end in socket.socketpair())
-    failure.report(left, ValueError("x" * 50_000_000))  # would block here for ever
+    left, right = (Channel(end) for end in socket.socketpair())
+    remote_errors.report(left, ValueError("x" * 50_000_000))  # would block here for ever
     with pytest.raises(FailureReported):
         right.receive()
     left.close()

@@ -1,7 +1,7 @@
-"""Joining: whether somebody else launched this process, and how it meets the others.
+"""Whether a launcher started this process, and how it meets the others.
 
 A launched process starts nothing. torch.distributed is the meeting place, whatever
-the framework, and it is only imported where there is somebody to meet.
+the framework, and it is only imported if there are others.
 """
 
 import functools
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.devices import is_cpu
 from lockstep.errors import LaunchError, MissingExtra
 from lockstep.launch import environment
-from lockstep.world import meeting
+from lockstep.processes import jax_processes
 
 if TYPE_CHECKING:
     from lockstep.exchange.torch_distributed import Wire
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def launched() -> bool:
     """Whether this process is one of those that a launcher, or the script itself, has brought together."""
-    if _grouped() or meeting.found() is not None or environment.launched() is not None:
+    if _grouped() or jax_processes.found() is not None or environment.launched() is not None:
         return True
     _check_ray()
     return False
@@ -33,7 +33,7 @@ def device(available: list[str], wanted: Any) -> str:
 
         index = rank()
         local = environment.local_index(index)
-    elif (met := meeting.found()) is not None:
+    elif (met := jax_processes.found()) is not None:
         index, local = met.index, environment.local_index(0)  # JAX shows each process its own devices
     else:
         place = environment.launched()
@@ -54,7 +54,7 @@ def wire(accelerated: bool) -> "Wire":
         ) from None
     if _grouped():
         return Wire(accelerated)
-    if (met := meeting.found()) is not None:
+    if (met := jax_processes.found()) is not None:
         address, on_one_host = met.agree_on_address()
         return _join(address, met.index, met.count, accelerated, on_one_host, loopback=on_one_host)
     place = environment.launched()

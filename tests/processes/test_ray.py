@@ -1,4 +1,4 @@
-"""Workers of Ray Train: joined by their process group, refused without one."""
+"""WorkerPool of Ray Train: joined by their process group, refused without one."""
 
 import sys
 import types
@@ -6,7 +6,7 @@ import types
 import pytest
 
 from lockstep.errors import LaunchError
-from lockstep.world import join
+from lockstep.processes import rendezvous
 
 
 def ray(world_size):
@@ -22,7 +22,7 @@ def outside():
 @pytest.mark.parametrize("world_size", [lambda: 1, outside])
 def test_one_worker_or_the_driver_is_no_launch(world_size, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.train", ray(world_size))
-    assert not join.launched()
+    assert not rendezvous.launched()
 
 
 def test_several_workers_without_a_group_are_refused(monkeypatch):
@@ -30,4 +30,4 @@ def test_several_workers_without_a_group_are_refused(monkeypatch):
     with pytest.raises(
         LaunchError, match=r"Got one of 2 workers of Ray Train without one\. Use ray\.train\.torch\.Tor"
     ):
-        join.launched()
+        rendezvous.launched()

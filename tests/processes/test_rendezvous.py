@@ -7,8 +7,8 @@ import pytest
 
 from lockstep.errors import LaunchError
 from lockstep.exchange.torch_distributed import Wire
-from lockstep.world import meeting
-from lockstep.world.meeting import Meeting
+from lockstep.processes import jax_processes
+from lockstep.processes.jax_processes import JaxProcesses
 
 
 class Store(dict):
@@ -34,11 +34,11 @@ def addresses(monkeypatch, hosts):
     """What the processes, one on each of these hosts, agree on."""
     store, found = Store(), {}
     names = threading.local()
-    monkeypatch.setattr(meeting, "describe_host", lambda: names.host)
+    monkeypatch.setattr(jax_processes, "describe_host", lambda: names.host)
 
     def process(index):
         names.host = hosts[index]
-        found[index] = Meeting(index, len(hosts), store, "node7:1234").agree_on_address()
+        found[index] = JaxProcesses(index, len(hosts), store, "node7:1234").agree_on_address()
 
     threads = [threading.Thread(target=process, args=(index,)) for index in range(len(hosts))]
     for thread in threads:
@@ -62,7 +62,7 @@ def test_the_processes_of_several_hosts_meet_at_the_coordinator(monkeypatch):
 
 
 def test_a_host_is_the_same_for_all_of_its_processes():
-    assert meeting.describe_host() == meeting.describe_host()
+    assert jax_processes.describe_host() == jax_processes.describe_host()
 
 
 def test_a_port_that_another_process_has_is_named():

@@ -1,4 +1,4 @@
-"""Workers: what they see, what they say, and how their ends are told."""
+"""WorkerPool: what they see, what they say, and how their ends are told."""
 
 import functools
 import gc
@@ -19,13 +19,13 @@ import pytest
 
 from launch import entries
 from lockstep.errors import PlatformError, WorkerError
-from lockstep.launch.link import Link
-from lockstep.launch.workers import Workers, require_linux
+from lockstep.launch.channel import Channel
+from lockstep.launch.worker_pool import WorkerPool, require_linux
 
 
 @contextmanager
-def running(*todo: Callable[[Link], None], share: tuple[int, ...] = ()) -> Iterator[Workers]:
-    workers = Workers([f"cpu:{index + 1}" for index in range(len(todo))], share=share)
+def running(*todo: Callable[[Channel], None], share: tuple[int, ...] = ()) -> Iterator[WorkerPool]:
+    workers = WorkerPool([f"cpu:{index + 1}" for index in range(len(todo))], share=share)
     try:
         workers.start([cloudpickle.dumps(entry) for entry in todo])
         yield workers
@@ -69,7 +69,7 @@ def test_output_carries_the_workers_name(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_output_comes_while_the_worker_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    def count(link: Link) -> None:
+    def count(link: Channel) -> None:
         print("at once")
         link.receive()
 
@@ -83,7 +83,7 @@ def test_output_comes_while_the_worker_runs(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_line_without_end_is_passed_on_in_pieces(capsys: pytest.CaptureFixture[str]) -> None:
-    def draw(link: Link) -> None:
+    def draw(link: Channel) -> None:
         print("x" * 300_000, end="\r", flush=True)
         link.send(b"drawn")
 
@@ -145,9 +145,9 @@ def test_shared_descriptors_keep_their_numbers() -> None:
 
 def test_the_interpreters_options_are_kept() -> None:
     script = (
-        "import cloudpickle, sys; from lockstep.launch.workers import Workers\n"
+        "import cloudpickle, sys; from lockstep.launch.worker_pool import WorkerPool\n"
         "def entry(link): link.send(repr((sys.flags.optimize, sys.warnoptions, sys.flags.utf8_mode)).encode())\n"
-        "workers = Workers(['cpu:1']); workers.start([cloudpickle.dumps(entry)]); print(workers.receive(0).decode())"
+        "workers = WorkerPool(['cpu:1']); workers.start([cloudpickle.dumps(entry)]); print(workers.receive(0).decode())"
     )
     command = [sys.executable, "-O", "-W", "error::ResourceWarning", "-X", "utf8", "-c", script]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": ""}
@@ -169,7 +169,7 @@ def test_an_exception_of_a_class_of_the_script_is_that_class() -> None:
     class Local(Exception):
         pass
 
-    def fail(link: Link) -> None:
+    def fail(link: Channel) -> None:
         raise Local("mine")
 
     with running(fail) as workers, pytest.raises(Local, match="mine"):
@@ -208,7 +208,7 @@ def test_a_failure_nobody_waits_for_ends_the_worker_and_can_be_asked_for() -> No
         (entries.leave_in_words, ["left with exit code 1", "\n  no space left"]),
     ],
 )
-def test_an_end_is_told(entry: Callable[[Link], None], words: list[str]) -> None:
+def test_an_end_is_told(entry: Callable[[Channel], None], words: list[str]) -> None:
     with running(entry) as workers:
         with pytest.raises(WorkerError) as caught:
             workers.receive(0)
@@ -234,7 +234,7 @@ def test_a_killed_worker_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("entry", [entries.fork_and_die, entries.leave_a_child_with_our_output])
-def test_a_death_is_noticed_though_a_child_of_the_worker_lives_on(entry: Callable[[Link], None]) -> None:
+def test_a_death_is_noticed_though_a_child_of_the_worker_lives_on(entry: Callable[[Channel], None]) -> None:
     with running(entry) as workers:
         child = int(workers.receive(0))
         try:
@@ -265,7 +265,7 @@ def test_a_worker_that_cannot_import_the_users_module(tmp_path: Path, monkeypatc
 
 def test_a_payload_that_cannot_be_rebuilt() -> None:
     payload = cloudpickle.dumps(entries.echo).replace(b"echo", b"ohce")
-    workers = Workers(["cpu:1"])
+    workers = WorkerPool(["cpu:1"])
     workers.start([payload])
     with pytest.raises(WorkerError, match=r"must be able to rebuild .* AttributeError: .*ohce"):
         workers.receive(0)
@@ -274,7 +274,7 @@ def test_a_payload_that_cannot_be_rebuilt() -> None:
 
 def test_a_worker_that_cannot_find_lockstep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not (Path(entry) / "lockstep").is_dir()])
-    workers = Workers(["cpu:1"])
+    workers = WorkerPool(["cpu:1"])
     with pytest.raises(WorkerError, match="left with exit code 1") as caught:
         workers.receive(0)
     workers.close()
@@ -283,7 +283,7 @@ def test_a_worker_that_cannot_find_lockstep(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_close_lets_workers_leave_and_is_idempotent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.launch.workers._SECONDS_TO_LEAVE", 60)  # as many as a loaded machine takes
+    monkeypatch.setattr("lockstep.launch.worker_pool._SECONDS_TO_LEAVE", 60)  # as many as a loaded machine takes
     with running(entries.echo, entries.echo) as workers:
         workers.send(0, b"up")
         workers.send(1, b"up")
@@ -299,7 +299,7 @@ def test_close_lets_workers_leave_and_is_idempotent(monkeypatch: pytest.MonkeyPa
             workers.poll_dead,
             lambda: workers.pidfds,
         ):
-            with pytest.raises(WorkerError, match="Workers end with `close`"):
+            with pytest.raises(WorkerError, match="WorkerPool end with `close`"):
                 use()
 
 
@@ -314,14 +314,14 @@ def test_close_ends_workers_that_do_not_listen() -> None:
 
 
 def test_workers_that_were_never_started_leave_too() -> None:
-    workers = Workers(["cpu:1", "cpu:2"])
+    workers = WorkerPool(["cpu:1", "cpu:2"])
     pids = workers.pids
     workers.close()
     assert all(map(gone, pids))
 
 
 def test_collected_workers_are_closed() -> None:
-    workers = Workers(["cpu:1", "cpu:2"])
+    workers = WorkerPool(["cpu:1", "cpu:2"])
     pids = workers.pids
     del workers
     gc.collect()
@@ -338,14 +338,14 @@ def test_workers_may_be_collected_by_the_thread_that_carries_their_output(monkey
                 collected.set()
             return super().write(text)
 
-    def speak_when_told(link: Link) -> None:
+    def speak_when_told(link: Channel) -> None:
         link.receive()
         print("collect")
         link.receive()
 
     with monkeypatch.context() as patch:
         gc.disable()
-        workers = Workers(["cpu:1"])
+        workers = WorkerPool(["cpu:1"])
         pids = workers.pids
         workers.start([cloudpickle.dumps(speak_when_told)])
         cycle: list[object] = [workers]
@@ -362,10 +362,10 @@ def test_workers_may_be_collected_by_the_thread_that_carries_their_output(monkey
 
 
 def test_workers_outlive_the_thread_that_made_them() -> None:
-    made: list[Workers] = []
+    made: list[WorkerPool] = []
 
     def make() -> None:
-        workers = Workers(["cpu:1"])
+        workers = WorkerPool(["cpu:1"])
         workers.start([cloudpickle.dumps(entries.echo)])
         workers.send(0, b"up")
         workers.receive(0)
@@ -406,7 +406,7 @@ def test_nothing_is_left_when_the_third_cannot_start(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(subprocess, "Popen", Scarce)
     with pytest.raises(WorkerError, match=r"Starting cpu:1, cpu:2, cpu:3 failed: .*temporarily unavailable"):
-        Workers(["cpu:1", "cpu:2", "cpu:3"])
+        WorkerPool(["cpu:1", "cpu:2", "cpu:3"])
     assert len(started) == 2
     assert all(map(gone, started))
 
@@ -423,7 +423,7 @@ def test_nothing_is_left_when_a_descriptor_is_missing(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "pidfd_open", scarce)
     with pytest.raises(WorkerError, match="Too many open files"):
-        Workers(["cpu:1", "cpu:2"])
+        WorkerPool(["cpu:1", "cpu:2"])
     assert all(map(gone, calls[1:]))
 
 
@@ -432,7 +432,7 @@ def test_other_platforms_are_told(monkeypatch: pytest.MonkeyPatch, missing: str)
     monkeypatch.delattr(os, missing)
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(PlatformError, match=rf"need Linux .* This is darwin: .*{missing}.* Use devices=1\."):
-        Workers(["cpu:1"])
+        WorkerPool(["cpu:1"])
     with pytest.raises(OSError, match="need Linux"):
         require_linux()
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.launch import link as link_module
-from lockstep.launch.link import FailureReported, Link, LinkClosed
+from lockstep.launch import channel as link_module
+from lockstep.launch.channel import Channel, ChannelClosed, FailureReported
 
-Ends = tuple[Link, Link]
+Ends = tuple[Channel, Channel]
 
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    left, right = (Link(end) for end in socket.socketpair())
+    left, right = (Channel(end) for end in socket.socketpair())
     yield left, right
     left.close()
     right.close()
@@ -56,7 +56,7 @@ def test_more_than_one_call_can_move(ends: Ends, monkeypatch: pytest.MonkeyPatch
 
 def test_bytes_that_come_one_by_one() -> None:
     raw, end = socket.socketpair()
-    link = Link(end)
+    link = Channel(end)
     stream = struct.pack("<q", 5) + b"hello"
 
     def drip() -> None:
@@ -86,9 +86,9 @@ def test_the_end(ends: Ends) -> None:
     left.send(b"last")
     left.close()
     assert right.receive() == b"last"
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ChannelClosed):
         right.receive()
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ChannelClosed):
         right.send(b"too late")
     assert left.fileno() == -1
     left.close()
@@ -96,10 +96,10 @@ def test_the_end(ends: Ends) -> None:
 
 def test_an_end_in_the_middle_of_a_message() -> None:
     raw, end = socket.socketpair()
-    link = Link(end)
+    link = Channel(end)
     raw.send(struct.pack("<q", 100) + b"part")
     raw.close()
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ChannelClosed):
         link.receive()
     link.close()
 
@@ -108,7 +108,7 @@ def test_the_other_side_left_with_our_message_unread(ends: Ends) -> None:
     left, right = ends
     right.send(b"unread")
     left.close()
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ChannelClosed):
         right.receive()
 
 
@@ -117,7 +117,7 @@ def test_the_end_reaches_the_other_side_past_a_forked_copy(ends: Ends) -> None:
     copy = socket.socket(fileno=socket.dup(left.fileno()))
     with copy:
         left.close()
-        with pytest.raises(LinkClosed):
+        with pytest.raises(ChannelClosed):
             right.receive()
 
 

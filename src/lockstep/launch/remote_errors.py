@@ -1,8 +1,8 @@
-"""A failure: an exception on its way from a worker to the user's script.
+"""Exceptions that are sent from a worker to the user's script.
 
 The script should see what it would have seen without workers: the same type,
 caught by the same `except`, with the worker's traceback below it. An exception
-that does not survive the journey arrives as a `WorkerError` that tells as much.
+that cannot be sent arrives as a `WorkerError` that says so.
 """
 
 import pickle
@@ -12,7 +12,7 @@ from typing import NoReturn, TypedDict
 import cloudpickle
 
 from lockstep.errors import WorkerError
-from lockstep.launch.link import Link
+from lockstep.launch.channel import Channel
 
 # A report of this size fits a socket's buffer: a worker that fails never waits for a reader before it leaves.
 _LIMIT = 1 << 15
@@ -40,8 +40,8 @@ def encode(exception: BaseException) -> Failure:
     )
 
 
-def report(link: Link, exception: BaseException) -> None:
-    """Sends the exception; `Workers.receive` raises it in the controlling process."""
+def report(link: Channel, exception: BaseException) -> None:
+    """Sends the exception; `WorkerPool.receive` raises it in the controlling process."""
     link.send_failure(pickle.dumps(encode(exception)))
 
 

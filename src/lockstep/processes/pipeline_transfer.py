@@ -1,4 +1,4 @@
-"""Freight: pipelines on their way to the workers of a crew.
+"""Sends input pipelines to the workers, each once.
 
 A pipeline is sent once, with the first command that mentions it, and is known by a
 number from then on. Its arrays lie in one shared segment that every worker maps;
@@ -33,7 +33,7 @@ class Freight(NamedTuple):
     gone: tuple[int, ...]
 
 
-class Shipper:
+class PipelineSender:
     """The controlling process's end."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Shipper:
         self._known.clear()
 
 
-class Shipped:
+class PipelineReceiver:
     """A worker's end: the pipelines it was sent."""
 
     def __init__(self) -> None:

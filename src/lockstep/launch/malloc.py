@@ -1,4 +1,4 @@
-"""Memory: what a step frees is kept for the next.
+"""glibc's malloc: memory that a step frees is kept for the next.
 
 glibc gives large blocks back to the kernel as soon as they are free, and the next
 step pays for them again in page faults. A process that trains will want the same

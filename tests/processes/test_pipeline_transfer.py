@@ -6,7 +6,7 @@ import numpy as np
 
 from lockstep.core.batches import Rows
 from lockstep.data import arrays
-from lockstep.world.freight import Shipped, Shipper
+from lockstep.processes.pipeline_transfer import PipelineReceiver, PipelineSender
 
 
 def made(offset=0):
@@ -14,7 +14,7 @@ def made(offset=0):
 
 
 def test_a_pipeline_is_sent_once_and_known_by_its_number():
-    shipper, shipped = Shipper(), Shipped()
+    shipper, shipped = PipelineSender(), PipelineReceiver()
     one, other = made(), made(10)
     rows = [shipper.numbered(Rows(each, 0, 1, 4)) for each in (one, other, one)]
     assert [each.pipeline for each in rows] == [0, 1, 0]
@@ -32,7 +32,7 @@ def test_a_pipeline_is_sent_once_and_known_by_its_number():
 
 
 def test_a_pipeline_that_is_gone_is_told_once():
-    shipper, shipped = Shipper(), Shipped()
+    shipper, shipped = PipelineSender(), PipelineReceiver()
     pipeline = made()
     number = shipper.numbered(Rows(pipeline, 0, 0, 4)).pipeline
     shipped.take(shipper.freight())
@@ -47,12 +47,12 @@ def test_a_pipeline_that_is_gone_is_told_once():
 
 
 def test_what_arrives_may_be_written_to_and_nobody_else_sees_it():
-    shipper, shipped = Shipper(), Shipped()
+    shipper, shipped = PipelineSender(), PipelineReceiver()
     pipeline = made()
     rows = shipper.numbered(Rows(pipeline, 0, 0, 4))
     shipped.take(shipper.freight())
     shipped.known(rows).pipeline.base.opened[:] = -1
-    again = Shipped()
+    again = PipelineReceiver()
     shipper.again()
     again.take(shipper.freight())
     assert again.known(rows).pipeline.base.opened.tolist() == list(range(8))

@@ -1,8 +1,8 @@
-"""The pump: the one thread that starts the workers and carries their output.
+"""The one thread that starts the workers and passes on their output.
 
 A parent-death signal fires when the *thread* that started the child ends, so
-the workers belong to a thread that lives as long as they do. It spends its time
-passing on what they print, line by line, each with the worker's name before it.
+the workers are started by a thread that lives as long as they do. It passes
+on what they print, line by line, each with the worker's name before it.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _PIPE = 1 << 16  # the bytes that a pipe holds
 _LONGEST_LINE = 1 << 16
 
 
-class Pump:
+class OutputRelay:
     """A running thread with its workers."""
 
     def __init__(self, names: Sequence[str], share: Sequence[int]) -> None:
@@ -43,7 +43,7 @@ class Pump:
         self.processes = outcome
 
     def stop(self) -> None:
-        """Passes on what is still in the pipes and ends the thread. Workers that still run die."""
+        """Passes on what is still in the pipes and ends the thread. WorkerPool that still run die."""
         os.eventfd_write(self._stop, 1)
         if threading.current_thread() is not self._thread:  # the collector of garbage may run in any thread
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Alone: one process holds every replica."""
+"""One process that holds every replica."""
 
 import time
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
 from lockstep.data.readers import Readers
-from lockstep.exchange.memory import MemoryExchange
+from lockstep.exchange.in_process import MemoryExchange
 from lockstep.launch.interrupt import deferred
-from lockstep.world.team import Value
+from lockstep.processes.base import Value
 
 
-class Alone:
+class SingleProcess:
     """Nobody else."""
 
     first = True

@@ -1,4 +1,4 @@
-"""The crew: workers that come, answer, fail and go, seen from inside the script's own process."""
+"""WorkerPool that start, answer, fail and end, seen from the script's own process."""
 
 import gc
 import os
@@ -223,9 +223,9 @@ def test_more_devices_than_a_first_batch_has_shards():
 def test_an_evaluation_that_fails_in_everyone_after_a_step_leaves_the_crew_whole():
     with wrap(2) as trainer:
         trainer.step(BATCH)
-        crew = trainer._team
+        team = trainer._team
         with pytest.raises(LockstepError, match=r"Labels run from 0 to 2"):
             trainer.evaluate((BATCH[0], BATCH[1] + 9))
         assert trainer.evaluate(BATCH)["loss"] > 0
         trainer.step(BATCH)
-        assert trainer._team is crew
+        assert trainer._team is team

@@ -1,7 +1,7 @@
-"""A link: whole messages between the controlling process and one worker.
+"""Whole messages between the controlling process and one worker.
 
 A message is its length in 8 bytes, then its bytes. Nothing is read ahead of the
-message asked for, so a `poll` on the descriptor tells the truth: readable means
+message asked for, so a `poll` on the descriptor is reliable: readable means
 that a message, or the end, has come.
 """
 
@@ -18,7 +18,7 @@ _SMALL = 1 << 16
 _LARGEST_READ = 1 << 30
 
 
-class LinkClosed(EOFError):
+class ChannelClosed(EOFError):
     """The other side is gone, or this one was closed."""
 
 
@@ -26,10 +26,10 @@ class FailureReported(Exception):
     """The message is the report of a failure. `args[0]` holds its bytes."""
 
 
-class Link:
+class Channel:
     """One end of a stream of messages.
 
-    >>> left, right = (Link(end) for end in socket.socketpair())
+    >>> left, right = (Channel(end) for end in socket.socketpair())
     >>> left.send(b"hello")
     >>> right.receive()
     b'hello'
@@ -49,7 +49,7 @@ class Link:
         self._write(-len(data), data)
 
     def receive(self) -> bytes:
-        """Gives the next message, waiting for it. Raises `LinkClosed` when none will come."""
+        """Gives the next message, waiting for it. Raises `ChannelClosed` when none will come."""
         (length,) = _HEAD.unpack(self._read(_HEAD.size))
         if length < 0:
             raise FailureReported(self._read(-length))
@@ -72,7 +72,7 @@ class Link:
             for part in parts:
                 self._socket.sendall(part, socket.MSG_NOSIGNAL)
         except ConnectionError:
-            raise LinkClosed from None
+            raise ChannelClosed from None
 
     def _read(self, size: int) -> bytes:
         parts: list[bytes] = []
@@ -82,7 +82,7 @@ class Link:
             except ConnectionError:
                 part = b""
             if not part:
-                raise LinkClosed
+                raise ChannelClosed
             parts.append(part)
             size -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
