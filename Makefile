@@ -11,8 +11,8 @@ MXNET  := .venv-mxnet/full-$(shell cat pyproject.toml constraints-mxnet.txt | ck
 
 # As much in MXNet's environment as shows that the core does with NumPy 1.23.
 NUMPY := $(addprefix src/lockstep/,core data checkpoint backends/numpy)
-NUMPY += $(filter-out %/test_bfloat.py %/test_generators.py,$(wildcard tests/core/test_*.py)) # these two need torch
-NUMPY += $(patsubst %,tests/data/test_%.py,bases order pipeline)
+NUMPY += $(filter-out %/test_low_precision.py %/test_global_rng.py,$(wildcard tests/core/test_*.py)) # these two need torch
+NUMPY += $(patsubst %,tests/data/test_%.py,inputs order pipeline)
 NUMPY += $(patsubst %,tests/checkpoint/test_%.py,load_arrays json_codec store)
 
 # The tests start hundreds of interpreters, and each would compile Lockstep anew.

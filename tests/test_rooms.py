@@ -17,7 +17,7 @@ ABOVE_THE_SEAM = "lockstep.core.loop lockstep.core.step lockstep.core.plan"
 # A backend packs its own model for the workers.
 SEAM = "cloudpickle lockstep.errors lockstep.core lockstep.backends.base"
 # Of Keras's optimizers and losses, without Keras: TensorFlow's own variables and functions go with them too.
-KERAS = "lockstep.backends.slots lockstep.backends.counted"
+KERAS = "lockstep.backends.keras_optimizer_state lockstep.backends.loss_denominator"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ ROOMS = [  # the first that fits a file is its room
     # Keras may use the three that it runs on.
     Room("backends/keras", f"keras jax tensorflow torch numpy {SEAM} lockstep.backends", never=ABOVE_THE_SEAM),
     # To choose is to know them all; a framework is only looked for among the modules already imported.
-    Room("backends/choose.py", "numpy lockstep.errors lockstep.core lockstep.backends", never=ABOVE_THE_SEAM),
+    Room("backends/registry.py", "numpy lockstep.errors lockstep.core lockstep.backends", never=ABOVE_THE_SEAM),
     Room("backends/", f"numpy {SEAM}", never=ABOVE_THE_SEAM),
     Room(
         "exchange/",
@@ -59,7 +59,7 @@ ROOMS = [  # the first that fits a file is its room
     # The world brings them together: backends only through the seam and by choice, never a framework itself.
     Room(
         "processes/",
-        "cloudpickle lockstep.errors lockstep.devices lockstep.core lockstep.backends.base lockstep.backends.choose "
+        "cloudpickle lockstep.errors lockstep.devices lockstep.core lockstep.backends.base lockstep.backends.registry "
         "lockstep.exchange lockstep.launch lockstep.data lockstep.processes",
         never="lockstep.core.loop",
     ),
@@ -153,13 +153,13 @@ def test_one_file_touches_the_environment(file):
 @pytest.mark.parametrize("file", ["trainer.py", "wrap.py"])
 def test_the_top_reaches_backends_through_the_seam(file):
     backends = {name for name in imports(tree(file), file) if within(name, "lockstep.backends")}
-    assert {name for name in backends if not within(name, "lockstep.backends.base lockstep.backends.choose")} == set()
+    assert {name for name in backends if not within(name, "lockstep.backends.base lockstep.backends.registry")} == set()
     assert list(name_tests(tree(file))) == []
 
 
 @pytest.mark.parametrize(
     "path",
-    ["core/", "backends/torch", "backends/choose.py", "backends/", "exchange/", "processes/", "data/", "launch/"],
+    ["core/", "backends/torch", "backends/registry.py", "backends/", "exchange/", "processes/", "data/", "launch/"],
 )
 def test_no_room_is_empty(path):
     assert any(file.startswith(path) for file in FILES)

@@ -16,7 +16,7 @@ from lockstep.beginning import Beginning, starts_anew
 from lockstep.callbacks import Chain, History
 from lockstep.callbacks.backups import check_backups
 from lockstep.callbacks.base import Params
-from lockstep.callbacks.chain import checked
+from lockstep.callbacks.callback_list import checked
 from lockstep.checkpoint import Checkpoint, Snapshot
 from lockstep.core import loop
 from lockstep.core.metrics import Column, Sums

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Number
 from typing import Any, TypeVar
 
-from lockstep.backends import choose
+from lockstep.backends import registry
 from lockstep.backends.arrays import Arrays
 from lockstep.core import batches, plan, tree
 from lockstep.devices import resolve
@@ -92,7 +92,7 @@ def split(batch: Nest, devices: Any) -> Pieces[Nest]:
         def leaf(value: Any) -> Any:
             if isinstance(value, list):
                 return value[start:stop]
-            if isinstance(value, Number) or choose.home_of(value) != home:
+            if isinstance(value, Number) or registry.home_of(value) != home:
                 return value
             return backend.cut(value, slice(start, stop) if batches.is_array(value) else ..., device)
 
@@ -180,7 +180,7 @@ def _check(column: Sequence[Any], backend: Arrays) -> None:
 
 def _home(caller: str, values: Sequence[Any]) -> tuple[str, Arrays]:
     """The one framework of all these arrays, each of which has a value."""
-    homes = {choose.home_of(value): value for value in values}
+    homes = {registry.home_of(value): value for value in values}
     if None in homes or not homes:
         got = f"a {_kind(homes[None])}" if homes else "none"
         raise BatchError(
@@ -192,7 +192,7 @@ def _home(caller: str, values: Sequence[Any]) -> tuple[str, Arrays]:
         raise BatchError(f"{caller} takes arrays of one framework. Got {kinds}. Convert them to one.")
     (home,) = homes
     assert home is not None
-    backend = choose.arrays(home)
+    backend = registry.arrays(home)
     for value in values:
         if why := backend.absent(value):
             raise BatchError(f"{caller} takes arrays with values. Got {why}.")
@@ -200,7 +200,7 @@ def _home(caller: str, values: Sequence[Any]) -> tuple[str, Arrays]:
 
 
 def _named(home: str, devices: Any) -> tuple[str, ...]:
-    module = choose.module(home)
+    module = registry.module(home)
     return resolve(devices, module.available(), module.name)
 
 

@@ -14,11 +14,11 @@ from lockstep.callbacks import History
 from lockstep.checkpoint import Checkpoint, Snapshot, find, write
 from lockstep.core import batches, digest, hyperparameters, plan
 from lockstep.core.arguments import show
-from lockstep.core.breakdown import Breakdown
 from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.metrics import Sums
 from lockstep.core.reduction import Reduction
 from lockstep.core.scores import Scores
+from lockstep.core.time_breakdown import Breakdown
 from lockstep.data import source
 from lockstep.data.class_weights import weighed
 from lockstep.devices import is_cpu

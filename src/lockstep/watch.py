@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core.batches import count
-from lockstep.core.breakdown import Breakdown
+from lockstep.core.time_breakdown import Breakdown
 
 if TYPE_CHECKING:
     from lockstep.trainer import Trainer

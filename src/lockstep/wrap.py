@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep import devices as names
-from lockstep.backends import choose
+from lockstep.backends import registry
 from lockstep.backends.base import Backend, KeepsOutputs, Module, Recipe
 from lockstep.core.metric_kinds import Named, split
 from lockstep.core.metric_objects import MetricObjects
@@ -70,8 +70,8 @@ def wrap(
     run = Run(0 if seed is None else seed, shards, threads, given=given)  # wrong numbers are refused first
     if isinstance(metrics, str):
         metrics = [metrics]
-    home = choose.name_of(model)
-    module = choose.module(home)
+    home = registry.name_of(model)
+    module = registry.module(home)
     if seed is None:
         run.seed = module.initial_seed()
     recipe = module.adopt(Recipe(model, optimizer, loss, metrics, Options(precision, clip_norm, exact)))

@@ -90,7 +90,7 @@ def test_tensorflow_stays_away(tmp_path: Path) -> None:
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise SystemExit('imported')")
     script = (
-        "from lockstep.callbacks.events import Events; from pathlib import Path; "
+        "from lockstep.callbacks.tensorboard_events import Events; from pathlib import Path; "
         "events = Events(Path('run')); events.scalars(0, {'a': 1.0}); events.restart(0); events.close()"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from data.kit import IMAGES, LABELS, Slow, augmented, epoch, flat
-from lockstep.data import arrays, identity, indexed
+from lockstep.data import arrays, cache_identity, indexed
+from lockstep.data.cache_table import read_head, write_head
 from lockstep.data.readers import Readers
 from lockstep.data.source import PipelineSource
-from lockstep.data.table import read_head, write_head
 from lockstep.errors import BatchError
 from lockstep.exchange.region import PAGE, Region
 
@@ -288,9 +288,9 @@ def test_a_mapped_file_that_was_written_anew(tmp_path):
 
 
 def test_a_function_that_is_called_is_part_of_its_callers_identity(monkeypatch):
-    before = identity.hash_code(shifted)
+    before = cache_identity.hash_code(shifted)
     monkeypatch.setitem(globals(), "once_more", lambda x: x + 1 if x != 8 else 0)
-    assert identity.hash_code(shifted) != before
+    assert cache_identity.hash_code(shifted) != before
 
 
 def test_data_that_changes_between_two_fits_is_kept_anew(tmp_path):
@@ -304,8 +304,8 @@ def test_data_that_changes_between_two_fits_is_kept_anew(tmp_path):
 
 TOLD = """
 import pickle, sys
-from lockstep.data import identity
-print(identity.hash_code(pickle.loads(sys.stdin.buffer.read())))
+from lockstep.data import cache_identity
+print(cache_identity.hash_code(pickle.loads(sys.stdin.buffer.read())))
 """
 
 
@@ -321,7 +321,7 @@ def test_every_process_tells_a_function_alike():
         command, variables = [sys.executable, "-c", TOLD], {**VARIABLES, "PYTHONHASHSEED": seed}
         sent = cloudpickle.dumps(function)
         told = subprocess.run(command, input=sent, env=variables, capture_output=True, check=True).stdout
-        assert told.decode().strip() == str(identity.hash_code(function))
+        assert told.decode().strip() == str(cache_identity.hash_code(function))
 
 
 GENERATED = object()

@@ -17,7 +17,7 @@ import pytest
 
 from lockstep.core import packages
 from lockstep.data import arrays
-from lockstep.data.identity import hash_code
+from lockstep.data.cache_identity import hash_code
 from lockstep.errors import BatchError
 
 HELPER = "h(v): return v * {K} if v == 3 else v"
@@ -96,7 +96,7 @@ SCRIPT = """
 import collections, functools, sys
 import numpy as np
 from lockstep.data import arrays, indexed
-from lockstep.data.identity import hash_code
+from lockstep.data.cache_identity import hash_code
 import helper
 
 class Node:

@@ -13,8 +13,8 @@ from lockstep.callbacks import Callback
 from lockstep.callbacks.base import NO_LOGS
 from lockstep.core.plan import bounds
 from lockstep.data import arrays, indexed, stream
-from lockstep.data.bases import Arrays
-from lockstep.data.pool import packed
+from lockstep.data.inputs import Arrays
+from lockstep.data.reader_processes import packed
 from lockstep.errors import BatchError, ExampleError
 from lockstep.exchange.region import Region
 

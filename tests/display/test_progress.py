@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lockstep.callbacks import Chain, History
 from lockstep.callbacks.base import Params
-from lockstep.core.breakdown import Breakdown
+from lockstep.core.time_breakdown import Breakdown
 from lockstep.display.bar import Bar, Speed
 from lockstep.display.epoch_line import EpochLine
 from lockstep.display.number_format import significant

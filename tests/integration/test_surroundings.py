@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lockstep
-from lockstep.backends.torch.surroundings import Surroundings
+from lockstep.backends.torch.closure_guard import Surroundings
 from lockstep.errors import ExactError
 
 torch.manual_seed(6)

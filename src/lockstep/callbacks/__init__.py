@@ -4,14 +4,14 @@ matplotlib and tensorboard are only imported when a run begins that uses them.
 """
 
 from lockstep.callbacks.base import Callback
-from lockstep.callbacks.chain import Chain
+from lockstep.callbacks.callback_list import Chain
 from lockstep.callbacks.csv_logger import CSVLogger
 from lockstep.callbacks.early_stopping import EarlyStopping
 from lockstep.callbacks.ema import EMA
 from lockstep.callbacks.history import History
 from lockstep.callbacks.log import Log
-from lockstep.callbacks.plateau import ReduceLROnPlateau
 from lockstep.callbacks.plot import Plot
+from lockstep.callbacks.reduce_lr import ReduceLROnPlateau
 from lockstep.callbacks.schedule import LearningRateSchedule
 from lockstep.callbacks.tensorboard import TensorBoard
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.callbacks.files import replace
-from lockstep.callbacks.guests import Guest, is_guest
+from lockstep.callbacks.keras_adapter import KerasCallback, is_guest
 from lockstep.errors import CallbackError, ExactError, ModelError
 from lockstep.run import Run
 
@@ -36,7 +36,7 @@ class Restored:
         return bool(run.seed != seed)
 
 
-class Backup(Guest):
+class Backup(KerasCallback):
     """One `BackupAndRestore`, known by the attributes that Keras gives it."""
 
     found: Restored | None = None
@@ -115,4 +115,4 @@ def adapted(callback: Any) -> Any:
     """A Keras callback as one of Lockstep's; anything else as it is."""
     if not is_guest(callback):
         return callback
-    return Backup(callback) if is_backup(callback) else Guest(callback)
+    return Backup(callback) if is_backup(callback) else KerasCallback(callback)

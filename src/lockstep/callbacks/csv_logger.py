@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
-from lockstep.callbacks.table import EPOCH, Row, Table
+from lockstep.callbacks.csv_table import EPOCH, Row, Table
 from lockstep.core.arguments import check_flag, check_path
 from lockstep.display.number_format import as_float
 from lockstep.errors import CallbackError

@@ -16,7 +16,7 @@ from lockstep.callbacks import weights
 from lockstep.callbacks.arguments import whole
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.core.arguments import check_number
-from lockstep.core.bfloat import is_float, narrow, widen
+from lockstep.core.low_precision import is_float, narrow, widen
 from lockstep.errors import CallbackError, StateError
 
 

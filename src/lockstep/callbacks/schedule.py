@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.callbacks.rates import changeable
-from lockstep.core.plain import like, plain
+from lockstep.core.plain_values import like, plain
 from lockstep.errors import CallbackError
 
 

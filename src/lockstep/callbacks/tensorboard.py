@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lockstep.callbacks.arguments import steps
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
-from lockstep.callbacks.events import Events, require
+from lockstep.callbacks.tensorboard_events import Events, require
 from lockstep.core.arguments import check_path
 from lockstep.display.curves import VALIDATION
 from lockstep.display.number_format import as_float

@@ -6,7 +6,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lockstep.checkpoint.store import find
-from lockstep.core.bfloat import widen
+from lockstep.core.low_precision import widen
 from lockstep.errors import StateError
 
 

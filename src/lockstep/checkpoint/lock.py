@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lockstep.core.lock import alone, named
+from lockstep.core.file_lock import alone, named
 
 if sys.platform != "win32":
     import fcntl

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.backends import choose
+from lockstep.backends import registry
 from lockstep.devices import resolve
 from lockstep.errors import MissingExtra, ModelError, PlatformError
 from lockstep.exchange.barrier import require_ordered_writes
@@ -44,7 +44,7 @@ def chosen(framework: str | None) -> str:
 
 def available(framework: str) -> Sequence[str]:
     """The accelerators that the framework sees; imports it."""
-    return choose.module(f"lockstep.backends.{framework}").available()
+    return registry.module(f"lockstep.backends.{framework}").available()
 
 
 def show(console: Console) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.core import digest, tree
 from lockstep.core.batches import Rows, count, transform
-from lockstep.core.breakdown import Laps
 from lockstep.core.metrics import DIVIDED, WEIGHT, Sums
 from lockstep.core.reduction import Reduction, judge
+from lockstep.core.time_breakdown import Laps
 from lockstep.errors import NonFiniteError, PeerFailed
 
 if TYPE_CHECKING:

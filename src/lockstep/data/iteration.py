@@ -6,8 +6,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core.batches import Rows
-from lockstep.data.bases import Stream
 from lockstep.data.collate import row
+from lockstep.data.inputs import Stream
 from lockstep.data.reader import Reader
 from lockstep.data.streaming import Streaming
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.core import batches, generators, huggingface, plain
+from lockstep.core import batches, global_rng, huggingface, plain_values
 from lockstep.errors import BatchError, ExactError
 
 BY_DROPPING = "by reading and dropping"
@@ -72,16 +72,16 @@ class StatefulSource:
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
         """The loader's batches, its generators seeded from (seed, epoch) and kept apart from the script's."""
-        apart = generators.of_loader(self._loader, self._seed, index)
+        apart = global_rng.of_loader(self._loader, self._seed, index)
         if state is None:
             begun = self._read(apart, self._begin(apart))
             return map(own, islice(self._check(apart, begun) if self._was_loaded else begun, start, None))
         with apart:
             with suppress(Exception):  # some cannot say it before they have been read
                 self._unread = (self._loader.state_dict(),)
-            self._loader.load_state_dict(plain.native(state))
+            self._loader.load_state_dict(plain_values.native(state))
         if not start:  # it may hold the loader's generators as the last epoch left them
-            apart = generators.of_loader(self._loader, self._seed, index)
+            apart = global_rng.of_loader(self._loader, self._seed, index)
         self._was_loaded, self._resumed = True, None
         begun = self._read(apart, self._begin(apart))
         return map(own, self._note(begun) if start else self._check(apart, begun))
@@ -94,14 +94,14 @@ class StatefulSource:
         self._saved = True
         return self._before if self._reading else self._asked()
 
-    def _begin(self, apart: generators.Apart) -> Iterator[Any]:
+    def _begin(self, apart: global_rng.Apart) -> Iterator[Any]:
         with apart:
             return iter(self._loader)
 
     def _asked(self) -> Any:
-        return plain.plain(self._loader.state_dict(), "state_dict()", plain.marked)
+        return plain_values.plain(self._loader.state_dict(), "state_dict()", plain_values.marked)
 
-    def _read(self, apart: generators.Apart, batches: Iterator[Any]) -> Iterator[Any]:
+    def _read(self, apart: global_rng.Apart, batches: Iterator[Any]) -> Iterator[Any]:
         """Yields the batches."""
         found = apart.over(batches)
         while True:
@@ -120,7 +120,7 @@ class StatefulSource:
                 self._resumed = (self._asked(),)
             yield batch
 
-    def _check(self, apart: generators.Apart, batches: Iterator[Any]) -> Iterator[Any]:
+    def _check(self, apart: global_rng.Apart, batches: Iterator[Any]) -> Iterator[Any]:
         """Yields the first whole epoch after a state was loaded.
 
         Some loaders begin every epoch with that state, and not the next one alone: they are brought back before.

@@ -14,11 +14,11 @@ from typing import Any
 
 from lockstep.core import batches
 from lockstep.core.arguments import check_flag, check_path, show
-from lockstep.data.bases import Arrays, Base, Indexed, Stream
 from lockstep.data.cache import Cache
-from lockstep.data.chain import Batch, Chain, Prefetch, Step
+from lockstep.data.compiled_pipeline import Batch, Chain, Prefetch, Step
+from lockstep.data.inputs import Arrays, Base, Indexed, Stream
+from lockstep.data.map_stage import Map
 from lockstep.data.order import Repeat, Shuffle, Take
-from lockstep.data.segment import Map
 from lockstep.errors import BatchError
 
 MAX_AHEAD = 1000  # batches, all of which are begun at once and held

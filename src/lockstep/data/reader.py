@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from lockstep.core import batches, plan
 from lockstep.core.batches import Rows
-from lockstep.data.bases import Arrays
 from lockstep.data.cache import Cache, Examples
-from lockstep.data.chain import Chain
-from lockstep.data.pool import Pool
-from lockstep.data.segment import Segment
+from lockstep.data.compiled_pipeline import Chain
+from lockstep.data.inputs import Arrays
+from lockstep.data.map_stage import Segment
+from lockstep.data.reader_processes import Pool
 from lockstep.errors import WorkerError
 
 Indices = NDArray[np.int64]

@@ -14,7 +14,7 @@ from lockstep.core import batches
 from lockstep.core.arguments import check_flag
 from lockstep.core.permutation import order
 from lockstep.data import loaders
-from lockstep.data.bases import Stream
+from lockstep.data.inputs import Stream
 from lockstep.data.loaders import IterableSource
 from lockstep.data.order import Repeat, Take
 from lockstep.data.pipeline import Pipeline, indexed

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from lockstep.core import seeds
-from lockstep.core.generators import Apart
-from lockstep.core.held_generators import find_generators, read_apart, seed_generators
-from lockstep.data.bases import Stream
-from lockstep.data.chain import Chain
+from lockstep.core.global_rng import Apart
+from lockstep.core.held_rng import find_generators, read_apart, seed_generators
 from lockstep.data.collate import stack
+from lockstep.data.compiled_pipeline import Chain
+from lockstep.data.inputs import Stream
 from lockstep.data.order import Move, Order, Repeat, Take
 from lockstep.data.reader import Reader
 from lockstep.errors import BatchError

@@ -9,7 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.core.breakdown import PARTS, Breakdown
+from lockstep.core.time_breakdown import PARTS, Breakdown
 from lockstep.display.epoch_line import EpochLine
 from lockstep.display.number_format import duration
 

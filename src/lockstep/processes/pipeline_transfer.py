@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from lockstep.core.batches import Rows
-from lockstep.data.pool import packed
+from lockstep.data.reader_processes import packed
 from lockstep.exchange import parcel
 from lockstep.exchange.region import Region
 

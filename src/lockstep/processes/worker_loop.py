@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lockstep.backends.base import Backend, State, Work
-from lockstep.backends.choose import module
+from lockstep.backends.registry import module
 from lockstep.core.batches import Rows, transform
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member

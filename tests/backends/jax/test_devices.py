@@ -13,7 +13,7 @@ from flax import nnx
 
 import lockstep
 from backends.kits import jax as kit
-from lockstep.backends.jax import devices, programs
+from lockstep.backends.jax import compile_cache, devices
 from lockstep.errors import DeviceError, ExactError
 
 LOSS = optax.softmax_cross_entropy_with_integer_labels
@@ -53,12 +53,12 @@ def compiles(count):
 def test_more_devices_compile_no_more():
     """61 examples in 8 shards: two sizes of shard, one tree, one update."""
     for count in (1, 3, 8):
-        programs._CODES.clear()
+        compile_cache._CODES.clear()
         assert compiles(count) == [4, 0]
 
 
 def test_what_was_compiled_in_this_process_is_not_compiled_again():
-    programs._CODES.clear()
+    compile_cache._CODES.clear()
     assert compiles(1) == [4, 0]
     assert compiles(8) == [1, 0]  # the tree, which runs over all devices
     assert compiles(8) == [1, 0]

@@ -13,7 +13,7 @@ from flax.training.train_state import TrainState
 
 import lockstep
 from backends.kits import jax as kit
-from lockstep.backends.jax import trees
+from lockstep.backends.jax import named_pytrees
 from lockstep.errors import CallbackError, ModelError, OptimizerError
 
 GENERATOR = np.random.Generator(np.random.PCG64(5))
@@ -508,7 +508,7 @@ def test_one_shard_on_one_device_is_the_plain_loop():
     for _ in range(4):
         loss, params, opt_state = step(params, opt_state)
         assert trainer.step((X, Y))["loss"] == float(loss)
-    for name, value in trees.named(params).items():
+    for name, value in named_pytrees.named(params).items():
         assert trainer.state()[f"model.{name}"].data.tobytes() == np.array(value).tobytes(), name
 
 

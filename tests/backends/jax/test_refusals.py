@@ -11,7 +11,7 @@ from flax import nnx
 
 import lockstep
 from backends.kits import jax as kit
-from lockstep.backends.jax import CrossEntropy, keys, models
+from lockstep.backends.jax import CrossEntropy, models, rng
 from lockstep.errors import BatchError, ModelError, NonFiniteError, OptimizerError, PlanError, StateError
 
 assert kit.module  # has made the CPU devices
@@ -140,8 +140,8 @@ def test_an_apply_may_ask_for_a_key_of_any_name():
 
 def test_the_keys_of_a_shard():
     """Those of a linen module are part of every result, so they stay what they are."""
-    key = keys.made(np.array([1, 2], np.uint32))
-    streams = keys.Streams(key)
+    key = rng.made(np.array([1, 2], np.uint32))
+    streams = rng.Streams(key)
     assert sorted(streams) == ["dropout", "params"]
     for index, name in enumerate(("params", "dropout")):
         assert streams[name] == jax.random.fold_in(key, index)

@@ -6,7 +6,7 @@ import pytest
 
 import lockstep
 from lockstep.callbacks.backups import adapted
-from lockstep.callbacks.guests import is_guest
+from lockstep.callbacks.keras_adapter import is_guest
 from lockstep.errors import CallbackError
 
 # Keras's own arrays, under numpy 2.

@@ -9,7 +9,7 @@ import pytest
 from keras import layers
 
 import lockstep
-from lockstep.backends import slots
+from lockstep.backends import keras_optimizer_state
 from lockstep.backends.keras.compiled import Compiled
 from lockstep.errors import BatchError, ModelError
 
@@ -191,7 +191,10 @@ def test_slots_go_with_their_weights_in_whatever_order_these_come():
     optimizer.build([layer.kernel, namesake.kernel, namesake.bias])
     weights = {"kernel": layer.kernel, "bias": layer.bias, "kernel.2": namesake.kernel, "bias.3": namesake.bias}
     turned = dict(reversed(weights.items()))
-    found, again = ({name: id(slot) for name, slot in slots.of(optimizer, each).items()} for each in (weights, turned))
+    found, again = (
+        {name: id(slot) for name, slot in keras_optimizer_state.of(optimizer, each).items()}
+        for each in (weights, turned)
+    )
     assert found == again
     assert [id(each) for each in optimizer._momentums] == [
         found[f"{name}.momentum"] for name in ("kernel", "kernel.2", "bias.3")

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 import lockstep
-from lockstep.backends.tensorflow.sources import DatasetSource
+from lockstep.backends.tensorflow.loaders import DatasetSource
 from lockstep.errors import (
     BatchError,
     CallbackError,

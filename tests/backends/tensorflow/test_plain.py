@@ -11,7 +11,7 @@ from tensorflow.python.eager import context
 import lockstep
 from lockstep.backends import tensorflow as module
 from lockstep.backends.base import Recipe, Work
-from lockstep.backends.tensorflow import abreast, settings, sources
+from lockstep.backends.tensorflow import loaders, parallel_call, settings
 from lockstep.core.options import Options
 from lockstep.errors import BatchError, ExactError, ModelError, OptimizerError
 
@@ -98,7 +98,7 @@ DATA = tf.data.Dataset.from_tensor_slices((X, Y))
     ],
 )
 def test_data_sets_batched_or_not(data, batch_size, steps, endless):
-    source = sources.of(data, 6, True, 0)
+    source = loaders.of(data, 6, True, 0)
     assert (source.batch_size, source.num_steps, source.endless) == (batch_size, steps, endless)
     first = next(source.epoch(0))
     assert [len(part) for part in first] == [batch_size] * 2
@@ -111,7 +111,7 @@ def labels(batches):
 
 def test_a_data_set_that_reshuffles_comes_to_the_same_epoch_again():
     def source():
-        return sources.of(DATA.shuffle(20, seed=5).batch(8), 8, True, 0)
+        return loaders.of(DATA.shuffle(20, seed=5).batch(8), 8, True, 0)
 
     whole = source()
     epochs = [labels(whole.epoch(index)) for index in range(3)]
@@ -121,17 +121,17 @@ def test_a_data_set_that_reshuffles_comes_to_the_same_epoch_again():
 
 def test_a_data_set_without_seed_cannot_be_taken_up():
     tf.random.set_seed(None)
-    source = sources.of(DATA.shuffle(20).batch(8), 8, True, 0)
+    source = loaders.of(DATA.shuffle(20).batch(8), 8, True, 0)
     assert len(labels(source.epoch(0))) == 3
     assert len(labels(source.epoch(1))) == 3
     with pytest.raises(ExactError, match=r"another order for each of its readers.*seed=0"):
-        sources.of(DATA.shuffle(20).batch(8), 8, True, 0).epoch(0, start=2)
+        loaders.of(DATA.shuffle(20).batch(8), 8, True, 0).epoch(0, start=2)
 
 
 def test_elements_of_unknown_rank():
     data = tf.data.Dataset.from_generator(lambda: iter([1.0]), output_signature=tf.TensorSpec(None))
     with pytest.raises(BatchError, match="A data set says which axis counts the examples"):
-        sources.of(data, 8, True, 0)
+        loaders.of(data, 8, True, 0)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -148,10 +148,12 @@ def test_an_error_names_its_shard_and_leaves_the_state(devices):
 
 
 def test_replicas_run_side_by_side_the_shards_of_one_in_turn_and_each_is_optimized_alone():
-    body = tf.function(lambda variables, piece, row: variables[0] * piece + row, experimental_attributes=abreast.ALONE)
-    lane = abreast.Lane(contextlib.nullcontext, [tf.Variable(3.0)], [body, body])
+    body = tf.function(
+        lambda variables, piece, row: variables[0] * piece + row, experimental_attributes=parallel_call.ALONE
+    )
+    lane = parallel_call.Lane(contextlib.nullcontext, [tf.Variable(3.0)], [body, body])
     pieces, rows = [tf.constant(1.0)] * 4, tf.constant([0.0, 1.0, 2.0, 3.0])
-    call = abreast.together([lane, lane], pieces, rows)
+    call = parallel_call.together([lane, lane], pieces, rows)
     shards = [operation for operation in call.graph.get_operations() if operation.type == "StatefulPartitionedCall"]
     assert [each.control_inputs for each in shards] == [[], [shards[0]], [], [shards[2]]]
     with context.collect_graphs(optimized=True) as graphs:

@@ -6,10 +6,10 @@ from typing import Any
 
 from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.jax import devices as chips
-from lockstep.backends.jax import models, modules
-from lockstep.backends.jax.applied import Applied, Handle
+from lockstep.backends.jax import models, nnx_model
 from lockstep.backends.jax.backend import JaxBackend
-from lockstep.backends.jax.criteria import CrossEntropy, SquaredError
+from lockstep.backends.jax.builtin_losses import CrossEntropy, SquaredError
+from lockstep.backends.jax.functional_model import Applied, Handle
 
 __all__ = ["CrossEntropy", "JaxBackend", "SquaredError"]
 
@@ -51,7 +51,7 @@ def adopt(recipe: Recipe) -> Recipe:
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
     """A backend with a replica on each device."""
     if isinstance(recipe.model, models.MODULE) and isinstance(recipe.optimizer, models.OPTIMIZER):
-        modules.check_optimizer(recipe.model, recipe.optimizer)
+        nnx_model.check_optimizer(recipe.model, recipe.optimizer)
     return JaxBackend(adopt(recipe), devices)
 
 

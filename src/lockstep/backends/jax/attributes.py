@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from lockstep.backends.jax import modes
+from lockstep.backends.jax import train_mode
 from lockstep.errors import ModelError, StateError
 
 _ARRAYS = (jax.Array, np.ndarray)
@@ -69,7 +69,7 @@ class Attributes:
         for path, node in self._nodes.items():
             for name, value in vars(node).items():
                 if type(value) in _PLAIN:
-                    if not modes.tells(name, value):
+                    if not train_mode.tells(name, value):
                         result[path, name] = value
                 elif isinstance(value, nnx.Variable):
                     if not isinstance(value, nnx.Intermediate):

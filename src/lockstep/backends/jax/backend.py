@@ -12,14 +12,14 @@ import jax
 import numpy as np
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.jax import arithmetic, batches, devices, keys, losses, metrics, sums
+from lockstep.backends.jax import batches, devices, host_math, losses, metrics, rng, sums
 from lockstep.backends.jax.batches import on_host
-from lockstep.backends.jax.fields import Fields
-from lockstep.backends.jax.modes import Modes
-from lockstep.backends.jax.nodes import Host, Lazy, Sum, Total, Vector, plain
-from lockstep.backends.jax.passes import Passes
+from lockstep.backends.jax.lazy_sums import Host, Lazy, Sum, Total, Vector, plain
 from lockstep.backends.jax.replicas import Replicas
+from lockstep.backends.jax.shard_runner import Passes
 from lockstep.backends.jax.shards import Shards
+from lockstep.backends.jax.train_mode import Modes
+from lockstep.backends.jax.vector_fields import Fields
 from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
@@ -97,7 +97,7 @@ class JaxBackend:
         values = plain(left)
         if right is not None:
             others = plain(right)
-            values = {dtype: arithmetic.add(values[dtype], others[dtype], self._replicas.device) for dtype in values}
+            values = {dtype: host_math.add(values[dtype], others[dtype], self._replicas.device) for dtype in values}
         if out is None:
             return values
         for dtype, vector in values.items():
@@ -111,7 +111,7 @@ class JaxBackend:
                 assert isinstance(vector.node, Total)
                 vector.node.divisor = by
             else:
-                vector[:] = arithmetic.divide(vector, by, self._replicas.device)
+                vector[:] = host_math.divide(vector, by, self._replicas.device)
 
     def finish(self, nodes: Mapping[Any, Node], num_shards: int) -> Node:
         """The root: one executable for nodes on devices."""
@@ -275,7 +275,7 @@ class JaxBackend:
             piece = work.shards.get(0)
             if piece is None and work.first is not None:
                 piece = work.first()
-            self._replicas.start(inputs(piece), keys.initial(work.seed))
+            self._replicas.start(inputs(piece), rng.initial(work.seed))
 
     def _inputs(self, piece: Any) -> Any:
         return losses.inputs(self._recipe.loss, piece)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.backends.jax import trees
+from lockstep.backends.jax import named_pytrees
 from lockstep.core.batches import count
 from lockstep.errors import BatchError
 
@@ -83,7 +83,7 @@ def on_host(leaf: Any) -> NDArray[Any]:
             f"A batch's arrays are there. Got one of shape {leaf.shape} whose memory was donated. "
             "Leave donate_argnums out where the batch goes on."
         )
-    if trees.is_key(leaf):
+    if named_pytrees.is_key(leaf):
         raise BatchError(
             f"A batch's arrays are numbers. Got {leaf.dtype}, keys of JAX's generators. Give "
             "jax.random.key_data(keys), and make keys of it in the objective: jax.random.wrap_key_data(numbers)."

@@ -16,7 +16,7 @@ import jax
 from jax._src import xla_bridge
 from jax.extend import backend
 
-from lockstep.backends.jax import programs
+from lockstep.backends.jax import compile_cache
 from lockstep.errors import DeviceError, ExactError
 
 config: Any = jax.config
@@ -111,7 +111,7 @@ def _cpus(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[Any]:
 
 def _clear() -> None:
     """Lets JAX's devices go, and what was compiled for them."""
-    programs.forget()
+    compile_cache.forget()
     _pools.clear()
     clear()
 

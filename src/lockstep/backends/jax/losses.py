@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lockstep.backends.jax import fields
-from lockstep.backends.jax.applied import spread
-from lockstep.backends.jax.criteria import CrossEntropy, SquaredError
+from lockstep.backends.jax import vector_fields
+from lockstep.backends.jax.builtin_losses import CrossEntropy, SquaredError
+from lockstep.backends.jax.functional_model import spread
 from lockstep.core.batches import describe
 from lockstep.core.objective import Objective, Sum, read_sum
 from lockstep.core.weights import explain_missing_input, split_batch
@@ -94,7 +94,7 @@ def mean(value: Any, share: Share, **rest: Any) -> Term:
     value = jnp.mean(value) if jnp.ndim(value) else value
     if share.alone:
         return Term(value, value, share.examples, scale=share.examples, **rest)
-    if fields.accumulated(value.dtype) != value.dtype:
+    if vector_fields.accumulated(value.dtype) != value.dtype:
         return Term(value, value, share.examples, scale=share.examples, share=share.fraction, **rest)
     root = value * jnp.asarray(share.fraction, value.dtype)
     return Term(root, value, share.examples, scale=share.examples, **rest)

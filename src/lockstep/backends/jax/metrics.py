@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lockstep.backends.jax import fields, losses
-from lockstep.core.matches import Match, match
+from lockstep.backends.jax import losses, vector_fields
 from lockstep.core.metrics import Column, Metric, ratio
 from lockstep.core.objective import Objective
+from lockstep.core.target_kind import Match, match
 from lockstep.errors import ModelError
 
 CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusion matrix of 32 classes
@@ -79,7 +79,7 @@ def pair(name: str, value: Any, examples: int) -> list[Scaled]:
             f"for a shard of {examples}. Return one of these."
         )
     if not jnp.issubdtype(value.dtype, jnp.floating):
-        value = value.astype(fields.wide())
+        value = value.astype(vector_fields.wide())
     return [(value.reshape(examples, -1).mean(1).sum(), 1.0), (examples, 1.0)]
 
 

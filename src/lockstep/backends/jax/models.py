@@ -12,7 +12,7 @@ import flax.linen as nn
 from flax import nnx
 from flax.training.train_state import TrainState
 
-from lockstep.backends.jax.modes import ModuleModes
+from lockstep.backends.jax.train_mode import ModuleModes
 from lockstep.errors import ModelError
 
 MODULE = nnx.Module
@@ -68,8 +68,8 @@ class Model(Protocol):
 
 def of(model: Any, wrt: Any = None) -> Model:
     """The model behind whatever the script gave to `wrap`; `wrt` are the variables that an nnx.Optimizer holds."""
-    from lockstep.backends.jax.applied import Applied, Handle
-    from lockstep.backends.jax.modules import Module
+    from lockstep.backends.jax.functional_model import Applied, Handle
+    from lockstep.backends.jax.nnx_model import Module
 
     if isinstance(model, Handle):
         return model.applied

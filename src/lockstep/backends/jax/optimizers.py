@@ -12,7 +12,7 @@ from flax import nnx
 from flax.core import FrozenDict, unfreeze
 from flax.training.train_state import TrainState
 
-from lockstep.backends.jax import trees
+from lockstep.backends.jax import named_pytrees
 from lockstep.errors import OptimizerError, StateError
 
 _RATE = "learning_rate"  # optax's word; Lockstep's is lr
@@ -49,7 +49,10 @@ class Optimizer:
         """Makes the state for these parameters, where there is none yet."""
         if self.state is None:
             self.state = self.tx.init(
-                jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else jnp.asarray(trees.numbers(leaf)), params)
+                jax.tree.map(
+                    lambda leaf: leaf if named_pytrees.is_key(leaf) else jnp.asarray(named_pytrees.numbers(leaf)),
+                    params,
+                )
             )
             if self._wanted:
                 self.state = self.with_numbers(self._wanted)
@@ -106,7 +109,7 @@ class Optimizer:
 
     def current(self) -> tuple[Any, int | None]:
         """A copy of the state, and the number of steps."""
-        return trees.copied(self.state), self.steps
+        return named_pytrees.copied(self.state), self.steps
 
     def held(self) -> list[Any]:
         """The arrays in the script's own optimizer, without the numbers that `controls` carry."""
@@ -133,7 +136,7 @@ class Optimizer:
     def numbers_in(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The same numbers as a state by names has them, before the parameters are known."""
         present = self._present()
-        names = {id(leaf): f"optimizer.{name}" for name, leaf in trees.named(present).items()}
+        names = {id(leaf): f"optimizer.{name}" for name, leaf in named_pytrees.named(present).items()}
         return [
             {
                 "lr" if name == _RATE else name: state[names[id(value)]].data.item()
@@ -164,7 +167,10 @@ class Optimizer:
                 return node
             values = {_RATE if name == "lr" else name: value for name, value in next(fresh).items()}
             old = dict(node.hyperparams)
-            new = {name: np.asarray(values.get(name, trees.host(value)), value.dtype) for name, value in old.items()}
+            new = {
+                name: np.asarray(values.get(name, named_pytrees.host(value)), value.dtype)
+                for name, value in old.items()
+            }
             return node._replace(
                 hyperparams=new, inner_state=jax.tree.map(renewed, node.inner_state, is_leaf=_is_injected)
             )
@@ -239,7 +245,7 @@ def _takes(update: Any, name: str) -> bool:
 
 def _check_kept(before: Any, after: Any) -> None:
     """Refuses a transformation after whose update the state has another form."""
-    old, new = ({name: _form(leaf) for name, leaf in trees.named(tree).items()} for tree in (before, after))
+    old, new = ({name: _form(leaf) for name, leaf in named_pytrees.named(tree).items()} for tree in (before, after))
     for name in old | new:
         if old.get(name) != new.get(name):
             raise OptimizerError(

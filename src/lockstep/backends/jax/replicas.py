@@ -13,11 +13,11 @@ import numpy as np
 from flax import nnx
 
 from lockstep.backends.base import Array, Recipe, State
-from lockstep.backends.jax import devices, fields, models, optimizers, trees
-from lockstep.backends.jax.applied import Handle
-from lockstep.backends.jax.executables import Executables
-from lockstep.backends.jax.fields import Fields
-from lockstep.backends.jax.nodes import Total
+from lockstep.backends.jax import devices, models, named_pytrees, optimizers, vector_fields
+from lockstep.backends.jax.compiled import Executables
+from lockstep.backends.jax.functional_model import Handle
+from lockstep.backends.jax.lazy_sums import Total
+from lockstep.backends.jax.vector_fields import Fields
 from lockstep.errors import StateError
 
 _STEPS = "optimizer.steps made"  # no name of a field, so that no state of optax has it
@@ -53,7 +53,7 @@ class Replicas:
         if self.ready:
             self.look()
         own = _arrays((self.model.params, self.model.rest, self.optimizer.state), *self._given)
-        state = jax.tree.map(trees.host, (self.model.params, self.model.rest, self.optimizer.state))
+        state = jax.tree.map(named_pytrees.host, (self.model.params, self.model.rest, self.optimizer.state))
         chosen = devices.of(names, self._options.exact, own)
         unique = list(dict.fromkeys(chosen))
         self.rows = [unique.index(device) for device in chosen]
@@ -93,7 +93,7 @@ class Replicas:
         changed = [self.model.changed(), self.optimizer.changed()]
         if not (self.model.donated and self.optimizer.donated):  # what the script holds, it can give away
             for tree in (self.model.params, self.model.rest, self.optimizer.state):
-                trees.check_there(tree)
+                named_pytrees.check_there(tree)
         if any(changed):
             self.take(self.model.params, self.model.rest, self.optimizer.state, self.optimizer.steps)
 
@@ -198,7 +198,7 @@ class Replicas:
 
     def scalar(self, value: float) -> Any:
         """A number as an argument of an executable."""
-        return np.asarray(value, fields.wide())
+        return np.asarray(value, vector_fields.wide())
 
     # -- the state, by name
 
@@ -208,8 +208,8 @@ class Replicas:
             return {} if self._waiting is None else _copied(self._waiting)
         self.look()
         params, rest, slots = self.copies[row]
-        state = trees.to_state(self.model.home, params) | trees.to_state("model", rest)
-        state |= trees.to_state("optimizer", slots)
+        state = named_pytrees.to_state(self.model.home, params) | named_pytrees.to_state("model", rest)
+        state |= named_pytrees.to_state("optimizer", slots)
         if self.optimizer.steps is not None:
             state[_STEPS] = Array(np.asarray(self.optimizer.steps), "int64")
         return state
@@ -225,13 +225,15 @@ class Replicas:
             self._loads += 1
             return
         home, params, rest = self.model.home, self.model.params, self.model.rest
-        trees.check_known("model", trees.names(home, params) | trees.names("model", rest), state)
-        params = trees.from_state(home, params, state, "model")
-        rest = trees.from_state("model", rest, state, "model")
+        named_pytrees.check_known(
+            "model", named_pytrees.names(home, params) | named_pytrees.names("model", rest), state
+        )
+        params = named_pytrees.from_state(home, params, state, "model")
+        rest = named_pytrees.from_state("model", rest, state, "model")
         if self.optimizer.state is None:
             self.optimizer.start(params)
-        slots = trees.from_state("optimizer", self.optimizer.state, state, "optimizer")
-        trees.check_known("optimizer", trees.names("optimizer", self.optimizer.state) | {_STEPS}, state)
+        slots = named_pytrees.from_state("optimizer", self.optimizer.state, state, "optimizer")
+        named_pytrees.check_known("optimizer", named_pytrees.names("optimizer", self.optimizer.state) | {_STEPS}, state)
         steps = state[_STEPS].data.item() if _STEPS in state else self.optimizer.steps
         self.take(params, rest, slots, steps)
         self._waiting = None

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.backends.jax import fields, keys, losses, metrics
-from lockstep.backends.jax.applied import spread
+from lockstep.backends.jax import losses, metrics, rng, vector_fields
 from lockstep.backends.jax.batches import Form
-from lockstep.backends.jax.fields import Fields
+from lockstep.backends.jax.functional_model import spread
 from lockstep.backends.jax.losses import Share, Term
 from lockstep.backends.jax.models import Bound, Model
+from lockstep.backends.jax.vector_fields import Fields
 from lockstep.core.metrics import Column, Metric
 from lockstep.core.objective import Objective
 from lockstep.errors import ModelError
@@ -96,7 +96,7 @@ class Shards:
         """Forward and backward: the gradients, the other variables afterwards, and the sums."""
 
         def root(params: Any) -> Any:
-            model = self._model.bind(self._cast(params), rest, keys.made(key), training=True)
+            model = self._model.bind(self._cast(params), rest, rng.made(key), training=True)
             term = self._term_of(model, batch, share)
             _check(term.root)
             return self._wide(term.root), (self._measure(term, share, found), term.there, term.share, model.others())
@@ -106,7 +106,7 @@ class Shards:
             gradients = jax.tree.map(lambda value: _times(value, part), gradients)
         if there is not True:  # a shard without weight gives exact zeros, also where the loss says NaN
             gradients = jax.tree.map(lambda value: jnp.where(there, value, 0), gradients)
-        found.changed = fields.changed(rest, others)
+        found.changed = vector_fields.changed(rest, others)
         return gradients, others, sums
 
     def sums(self, form: Form, examples: int, summed: bool, found: Found) -> Callable[..., Any]:
@@ -114,7 +114,7 @@ class Shards:
 
         def run(params: Any, rest: Any, arrays: Any, key: Any, fraction: Any) -> Any:
             share = Share(examples, fraction, alone=False, summed=summed)
-            model = self._model.bind(self._cast(params), rest, keys.made(key), training=False)
+            model = self._model.bind(self._cast(params), rest, rng.made(key), training=False)
             return self._measure(self._term_of(model, form.filled(arrays), share), share, found)
 
         return run
@@ -123,7 +123,7 @@ class Shards:
         """(params, rest, arrays, key) -> the model's outputs, without training."""
 
         def run(params: Any, rest: Any, arrays: Any, key: Any) -> Any:
-            model = self._model.bind(self._cast(params), rest, keys.made(key), training=False)
+            model = self._model.bind(self._cast(params), rest, rng.made(key), training=False)
             inputs, named = spread(form.filled(arrays))
             return self._called(model)(*inputs, **named)
 
@@ -158,7 +158,9 @@ class Shards:
             columns.append(Column(name, 2))
         found.divided = not (isinstance(term.divided, float) and term.divided == 0.0)  # a traced one may be anything
         found.columns, found.scales = columns, np.array([scale for _, scale in values], np.float64)
-        vector = jnp.stack([jnp.asarray(jax.lax.stop_gradient(value)).astype(fields.wide()) for value, _ in values])
+        vector = jnp.stack(
+            [jnp.asarray(jax.lax.stop_gradient(value)).astype(vector_fields.wide()) for value, _ in values]
+        )
         return vector, (term.outputs, term.targets) if self._keeps_outputs else None
 
     def _cast(self, tree: Any) -> Any:
@@ -174,7 +176,7 @@ class Shards:
 
 def _times(gradient: Any, share: Any) -> Any:
     """A gradient in its share, in the type in which it will be added."""
-    dtype = fields.accumulated(gradient.dtype)
+    dtype = vector_fields.accumulated(gradient.dtype)
     return gradient.astype(dtype) * jnp.asarray(share, dtype)
 
 

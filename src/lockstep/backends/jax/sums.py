@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from lockstep.backends.base import Work
 from lockstep.backends.jax.batches import Place
-from lockstep.backends.jax.fields import Fields
 from lockstep.backends.jax.shards import Found
+from lockstep.backends.jax.vector_fields import Fields
 from lockstep.core.metrics import FIRST_METRIC, LOSS, Column, Sums
 from lockstep.core.outputs import ShardOutputs
 from lockstep.errors import ModelError, NonFiniteError

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 
 from lockstep.backends.base import Backend, Module, Recipe
-from lockstep.backends.keras import generators
-from lockstep.backends.keras.adoption import adopt
+from lockstep.backends.keras import rng
+from lockstep.backends.keras.compile_args import adopt
 from lockstep.errors import MissingExtra
 
 __all__ = ["adopt", "available", "initial_seed", "name", "open", "processes", "variables"]
@@ -32,7 +32,7 @@ def name(device: Any) -> str:
 
 def initial_seed() -> int:
     """The seed of `keras.utils.set_random_seed`; without one, that of the framework beneath."""
-    seed = generators.global_seed()
+    seed = rng.global_seed()
     return _beneath().initial_seed() if seed is None else seed
 
 

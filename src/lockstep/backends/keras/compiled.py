@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from lockstep.backends.counted import Counted
-from lockstep.backends.keras import generators, losses, names
+from lockstep.backends.keras import losses, rng, variable_names
 from lockstep.backends.keras.metrics import Measures, room
-from lockstep.backends.keras.refusals import (
+from lockstep.backends.keras.unsupported import (
     check_compiled_once,
     check_inputs,
     check_loss,
     check_same_parts,
     check_targets,
 )
+from lockstep.backends.loss_denominator import Counted
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, select
 from lockstep.core.objective import Objective
 from lockstep.errors import BatchError
@@ -68,7 +68,7 @@ def _roles(model: Any) -> _Roles:
     kept = {id(variable) for layer in layers for variable in layer._non_trainable_variables}
     kept -= trained | of_metrics | set(map(id, generators))
     apart = kept | of_metrics | set(map(id, generators))
-    named = names.of(model, model.variables)
+    named = variable_names.of(model, model.variables)
     weights = {name: variable for name, variable in named.items() if id(variable) not in apart}
     return _Roles(
         {name: variable for name, variable in weights.items() if id(variable) in trained},
@@ -98,7 +98,7 @@ class Compiled:
         self.measures = Measures(model)
         self.room = room(model)
         self._compiled_as = compiled_as(model)
-        self._generator = generators.stand_in()
+        self._generator = rng.stand_in()
         self._known: _Roles | None = None
         self.form: tuple[bool, ...] = ()  # what the model looked like at the last look
         self._parts: Sequence[Any] = ()  # and what it was made of
@@ -225,7 +225,7 @@ class Compiled:
             *((variable, ops.zeros(variable.shape, variable.dtype)) for variable in zeros),
         ]
         with (
-            generators.drawing_from(self._generator),
+            rng.drawing_from(self._generator),
             keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope,
         ):
             yield scope

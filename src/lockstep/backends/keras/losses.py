@@ -11,7 +11,7 @@ import keras
 from keras import ops
 from keras.src.backend import get_keras_mask  # JAX's arrays carry no attributes, so theirs lie in a table
 
-from lockstep.backends.counted import Counted, is_of_keras
+from lockstep.backends.loss_denominator import Counted, is_of_keras
 from lockstep.errors import ModelError
 
 SUM = "sum"

@@ -6,10 +6,10 @@ from typing import Any
 import tensorflow as tf
 
 from lockstep.backends.base import Array, Backend, Recipe, Work
-from lockstep.backends.keras import losses, sources
+from lockstep.backends.keras import loaders, losses
 from lockstep.backends.keras.compiled import Compiled, Outcome, Values, parts
-from lockstep.backends.keras.refusals import RESTORED, check_built
-from lockstep.backends.tensorflow import TensorflowBackend, refusals
+from lockstep.backends.keras.unsupported import RESTORED, check_built
+from lockstep.backends.tensorflow import TensorflowBackend, unsupported
 from lockstep.backends.tensorflow import losses as weighing
 from lockstep.backends.tensorflow import metrics as measuring
 from lockstep.backends.tensorflow.program import Copy, Share, Term
@@ -19,7 +19,7 @@ from lockstep.core.layout import Layout
 
 def open(recipe: Recipe, devices: Any) -> Backend:
     """The TensorFlow backend over the model."""
-    refusals.check_precision(recipe)
+    unsupported.check_precision(recipe)
     return KerasOnTensorflow(Program(recipe), recipe, devices)
 
 
@@ -51,7 +51,7 @@ class KerasOnTensorflow(TensorflowBackend):
 
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
         """A source for the data containers that Keras takes."""
-        return sources.of(data, batch_size, shuffle, seed)
+        return loaders.of(data, batch_size, shuffle, seed)
 
 
 class Program:
@@ -59,7 +59,7 @@ class Program:
 
     def __init__(self, recipe: Recipe) -> None:
         self._compiled = Compiled(recipe.model, recipe.loss)
-        self.optimizer = refusals.check_optimizer(recipe.optimizer)
+        self.optimizer = unsupported.check_optimizer(recipe.optimizer)
         self.room = self._compiled.room + (measuring.ROOM if self._compiled.objective else 0)
         self._piece: Any = None
         if recipe.model.built and not self.optimizer.built:

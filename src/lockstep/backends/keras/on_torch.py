@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from lockstep.backends.base import Array, Backend, Node, Recipe, State, Work
-from lockstep.backends.keras import losses, pickling, sources
+from lockstep.backends.keras import loaders, losses, pickling
 from lockstep.backends.keras.compiled import Compiled, Values, parts
-from lockstep.backends.keras.refusals import check_built, check_precision, check_scale
 from lockstep.backends.keras.slots import Slots
-from lockstep.backends.torch import generators
+from lockstep.backends.keras.unsupported import check_built, check_precision, check_scale
+from lockstep.backends.torch import rng
 from lockstep.backends.torch.backend import TorchBackend
 from lockstep.backends.torch.losses import Share, Term, mean
 from lockstep.backends.torch.shards import CUSTOM_SUMS
@@ -118,7 +118,7 @@ class KerasOnTorch(TorchBackend):
         """The loss of one shard, its metrics, and its running statistics in the module's buffers."""
         compiled = self._compiled
         if not self._prepared:
-            with generators.borrowed(self._device):  # or the first shard of each process would draw other numbers
+            with rng.borrowed(self._device):  # or the first shard of each process would draw other numbers
                 compiled.prepare(batch)
             self._prepared = True
         values = net.values()
@@ -216,7 +216,7 @@ class KerasOnTorch(TorchBackend):
 
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
         """A source for the data containers that Keras takes, torch's among them."""
-        return sources.of(data, batch_size, shuffle, seed) or super().source(data, batch_size, shuffle, seed)
+        return loaders.of(data, batch_size, shuffle, seed) or super().source(data, batch_size, shuffle, seed)
 
     def dump(self) -> bytes:
         """The compiled model in one pickle."""

@@ -16,7 +16,7 @@ from keras.src.utils import tracking
 
 from lockstep.backends import pickling
 from lockstep.backends.base import Recipe
-from lockstep.backends.keras import customs, values
+from lockstep.backends.keras import custom_objects, values
 from lockstep.errors import ModelError
 
 _REDUCTIONS: dict[type, pickling.Reduction] = {
@@ -59,7 +59,7 @@ class Packed:
     def __reduce__(self) -> tuple[Any, ...]:
         """How to make the recipe of its parts."""
         model, optimizer = self._recipe.model, self._recipe.optimizer
-        with customs.collected() as carried:
+        with custom_objects.collected() as carried:
             config = None if self._parts else keras.saving.serialize_keras_object(model.get_config())
             settings = _settings(optimizer)
         variables = model.variables
@@ -127,7 +127,7 @@ class _Spared(NamedTuple):
 def _unpacked(
     defaults: _Defaults,
     recipe: Recipe,
-    carried: customs.Customs,
+    carried: custom_objects.Customs,
     made: _Made,
     stepping: _Stepping,
     compiled: Any,
@@ -136,7 +136,7 @@ def _unpacked(
     _set(defaults)
     if parts is not None:
         values.restore(parts)
-    with customs.known(carried):
+    with custom_objects.known(carried):
         model = made.kind if made.config is None else made.kind.from_config(made.config)
         if made.building and not model.built:
             model.build_from_config(made.building)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from lockstep.backends import slots
+from lockstep.backends import keras_optimizer_state
 from lockstep.backends.base import Array, State
 from lockstep.backends.keras.compiled import Compiled
 from lockstep.errors import StateError
@@ -21,7 +21,7 @@ class Slots:
 
     def variables(self) -> dict[str, Any]:
         """The optimizer's variables: those of a weight under its name, with their own."""
-        found = slots.of(self._optimizer, self._compiled.weights())
+        found = keras_optimizer_state.of(self._optimizer, self._compiled.weights())
         return {f"optimizer.{name}": variable for name, variable in found.items()}
 
     def read(self) -> State:
@@ -50,12 +50,12 @@ class Slots:
 
     def numbers(self) -> list[dict[str, Any]]:
         """One group: the learning rate, and every number that the optimizer was made with."""
-        return slots.numbers(self._optimizer)
+        return keras_optimizer_state.numbers(self._optimizer)
 
     def constants(self) -> dict[str, Any]:
         """The numbers that a traced update holds as constants."""
-        return slots.constants(self._optimizer)
+        return keras_optimizer_state.constants(self._optimizer)
 
     def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
         """Writes them; a schedule keeps its say over the learning rate."""
-        slots.set_numbers(self._optimizer, numbers)
+        keras_optimizer_state.set_numbers(self._optimizer, numbers)

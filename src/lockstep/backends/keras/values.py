@@ -15,7 +15,7 @@ from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.utils import python_utils, tracking
 
 from lockstep.backends import pickling
-from lockstep.backends.keras import customs
+from lockstep.backends.keras import custom_objects
 
 # What `compile` puts into a model; the worker compiles it again.
 _UNCOMPILED = {"compiled": False, "loss": None, "_compile_loss": None, "_compile_metrics": None, "_loss_tracker": None}
@@ -28,7 +28,7 @@ def has_configuration(layer: Any) -> bool:
     """Whether Keras can make the layer again: from a configuration of its own, or from what `__init__` was given."""
     kind = type(layer)
     owners = [each for each in kind.__mro__ if "from_config" in vars(each)]
-    if not python_utils.is_default(layer.get_config) or customs.is_script_s(owners[0]):
+    if not python_utils.is_default(layer.get_config) or custom_objects.is_script_s(owners[0]):
         return True
     try:
         inspect.signature(kind).bind(**layer.get_config())

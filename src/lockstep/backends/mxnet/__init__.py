@@ -8,8 +8,8 @@ import mxnet as mx
 
 from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.mxnet.backend import MxnetBackend
-from lockstep.backends.mxnet.criterion import CrossEntropy
-from lockstep.backends.mxnet.updates import made
+from lockstep.backends.mxnet.cross_entropy import CrossEntropy
+from lockstep.backends.mxnet.optimizer import made
 
 __all__ = ["CrossEntropy", "MxnetBackend"]
 

@@ -10,15 +10,15 @@ import numpy as np
 from mxnet import autograd
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.mxnet import draws, inputs, losses, metrics, nodes, settings, statistics
+from lockstep.backends.mxnet import flat_vectors, inputs, losses, metrics, running_stats, settings, uses_rng
 from lockstep.backends.mxnet.arrays import array_of, classic, dtype_of
-from lockstep.backends.mxnet.nodes import Vectors
-from lockstep.backends.mxnet.refusals import check_block, check_engine, check_graphs, check_optimizer
+from lockstep.backends.mxnet.flat_vectors import Vectors
+from lockstep.backends.mxnet.optimizer import Updates
 from lockstep.backends.mxnet.replicas import Replicas, context_of
+from lockstep.backends.mxnet.running_stats import Statistics
 from lockstep.backends.mxnet.shards import Shards
-from lockstep.backends.mxnet.statistics import Statistics
-from lockstep.backends.mxnet.stored import Stored
-from lockstep.backends.mxnet.updates import Updates
+from lockstep.backends.mxnet.state import Stored
+from lockstep.backends.mxnet.unsupported import check_block, check_engine, check_graphs, check_optimizer
 from lockstep.core import seeds, tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
@@ -57,7 +57,7 @@ class MxnetBackend:
             recipe.model, self._loss, resolve(recipe.metrics, metrics.named(self._loss)), self.outputs
         )
         self._statistics = Statistics(self._replicas)
-        self._watch = draws.Watch(recipe.model, self._loss)
+        self._watch = uses_rng.Watch(recipe.model, self._loss)
         self._trained: dict[str, tuple[int, Any]] = {}
         self._layout: Layout | None = None
         self._form: Any = None
@@ -88,11 +88,11 @@ class MxnetBackend:
             self._shards.show(self._work, self._replicas)
         self._replicas.require()
         self._trained = self._replicas.trained = self._updates.trained()
-        averaged = statistics.of(self._recipe.model, self._replicas.parameters)
+        averaged = running_stats.of(self._recipe.model, self._replicas.parameters)
         form = [(name, dtype_of(self._replicas.parameters[name])) for name in (*self._trained, *averaged)]
         if self._layout is None or form != self._form:
             gradients = [self._replicas.field(name) for name in self._trained]
-            others = statistics.fields([self._replicas.field(name) for name in averaged])
+            others = running_stats.fields([self._replicas.field(name) for name in averaged])
             self._layout = Layout.of(gradients, [*others, ("sums", "float64", (self._shards.num_sums,))])
             self._form = form
             fields = self._layout.fields[: len(self._trained)]
@@ -107,7 +107,7 @@ class MxnetBackend:
         """Vectors in the given memory, or on the context that will write a leaf there."""
         if memory is None:
             return Vectors(layout, len(self._trained))
-        return nodes.inside(memory, layout, len(self._trained))
+        return flat_vectors.inside(memory, layout, len(self._trained))
 
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Tells the engine of one shard for every context in turn; the block's statistics end as they began."""
@@ -143,7 +143,7 @@ class MxnetBackend:
 
     def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
         """MXNet's own addition."""
-        return nodes.add(left, right, out)
+        return flat_vectors.add(left, right, out)
 
     def divide(self, total: Node, by: float) -> None:
         """MXNet's own division."""
@@ -166,7 +166,7 @@ class MxnetBackend:
 
     def update(self, total: Node, work: Work) -> None:
         """The optimizer's step with the summed gradient on the first context, and the averaged statistics."""
-        self._settle(work, draws.by_optimizer(self._updates.optimizer))
+        self._settle(work, uses_rng.by_optimizer(self._updates.optimizer))
         self._divisor = float(work.num_examples) if self._shards.per_example else 1.0
         vectors, clip = _vectors(total), self._recipe.options.clip_norm
         factor = 1.0 if clip is None else min(1.0, clip / (self.norm(total) + 1e-6))
@@ -190,7 +190,7 @@ class MxnetBackend:
 
     def norm(self, total: Node) -> float:
         """The norm over all arrays of the gradient, before clipping."""
-        return nodes.norm(_vectors(total).gradients) / self._divisor
+        return flat_vectors.norm(_vectors(total).gradients) / self._divisor
 
     @property
     def columns(self) -> Sequence[Column]:

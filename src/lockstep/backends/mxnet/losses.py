@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from mxnet import gluon
 
-from lockstep.backends.mxnet import arrays, scored
-from lockstep.backends.mxnet.criterion import CrossEntropy
+from lockstep.backends.mxnet import arrays, fused_loss
+from lockstep.backends.mxnet.cross_entropy import CrossEntropy
+from lockstep.backends.mxnet.fused_loss import Scored
 from lockstep.backends.mxnet.inputs import call, host, put
-from lockstep.backends.mxnet.scored import Scored
 from lockstep.core.batches import describe
 from lockstep.core.objective import Objective, Sum, read_sum
 from lockstep.core.weights import explain_missing_input, split_batch
@@ -84,8 +84,8 @@ def of(loss: Any) -> Terms:
         return _models_own
     if isinstance(loss, Objective):
         return functools.partial(_objective, loss)
-    if scored.known(loss):
-        return functools.partial(_compared, loss, scored.Scored(loss))
+    if fused_loss.known(loss):
+        return functools.partial(_compared, loss, fused_loss.Scored(loss))
     if not callable(loss):
         raise ModelError(
             f"A loss is a gluon loss, its name, a function of (outputs, targets) or a lockstep.objective. Got {loss!r}."
@@ -95,7 +95,7 @@ def of(loss: Any) -> Terms:
 
 def criterion_of(loss: Any) -> Callable[[Any, Any], Any] | None:
     """The loss as a function of (outputs, targets), if it does not say itself how the examples count."""
-    return None if loss is None or isinstance(loss, Objective) or scored.known(loss) else loss
+    return None if loss is None or isinstance(loss, Objective) or fused_loss.known(loss) else loss
 
 
 def _mean(value: Any, share: Share, **rest: Any) -> Term:

@@ -7,8 +7,8 @@ import numpy as np
 from mxnet import gluon, nd
 
 from lockstep.backends.mxnet import arrays
-from lockstep.core.matches import Match, match
 from lockstep.core.metrics import Column, Metric, ratio
+from lockstep.core.target_kind import Match, match
 from lockstep.errors import ModelError
 
 Pair = tuple[Any, Any]

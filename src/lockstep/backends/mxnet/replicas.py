@@ -14,7 +14,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from lockstep.backends.mxnet.arrays import accumulated, classic, dtype_of
-from lockstep.backends.mxnet.refusals import check_parameters
+from lockstep.backends.mxnet.unsupported import check_parameters
 from lockstep.errors import ModelError
 
 

@@ -17,9 +17,9 @@ from mxnet import autograd, nd
 
 from lockstep.backends.base import Work
 from lockstep.backends.mxnet import arrays, losses, metrics, settings
+from lockstep.backends.mxnet.flat_vectors import Marks, Vectors
 from lockstep.backends.mxnet.inputs import call, host, put
 from lockstep.backends.mxnet.losses import Share, Term
-from lockstep.backends.mxnet.nodes import Marks, Vectors
 from lockstep.backends.mxnet.replicas import Replicas
 from lockstep.core import seeds
 from lockstep.core.batches import count, transform

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends.numpy.network import CrossEntropy, Floats, SquaredError
-from lockstep.core.matches import Match, match
+from lockstep.core.target_kind import Match, match
 
 
 def named(loss: CrossEntropy | SquaredError) -> dict[str, Callable[[Floats, Floats], Any]]:

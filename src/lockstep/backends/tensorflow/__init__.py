@@ -8,7 +8,7 @@ from tensorflow.python.eager import context
 
 from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.tensorflow.backend import TensorflowBackend
-from lockstep.backends.tensorflow.function import Function
+from lockstep.backends.tensorflow.function_model import Function
 
 __all__ = ["TensorflowBackend", "adopt", "available", "initial_seed", "name", "open", "processes", "variables"]
 

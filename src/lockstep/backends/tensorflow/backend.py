@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.tensorflow import nodes, settings, sources, state
+from lockstep.backends.tensorflow import flat_vectors, loaders, settings, state
+from lockstep.backends.tensorflow.optimizer import Stepping
 from lockstep.backends.tensorflow.program import Copy, Program
 from lockstep.backends.tensorflow.shards import Leaf, Shards
-from lockstep.backends.tensorflow.stepping import Stepping
 from lockstep.core.batches import count, transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums
@@ -63,12 +63,12 @@ class TensorflowBackend:
                 raise ModelError(
                     "Training needs a variable to train. Got none, all are frozen. Set trainable=True on some layer."
                 )
-            self._layout, self._made_for = nodes.layout(trained, kept, self._program.room), made_for
+            self._layout, self._made_for = flat_vectors.layout(trained, kept, self._program.room), made_for
         return self._layout
 
     def node(self, layout: Layout, memory: memoryview | None) -> Node:
         """Vectors in the given memory, or new ones."""
-        return nodes.allocate(layout, memory)
+        return flat_vectors.allocate(layout, memory)
 
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Computes the shards of all replicas, then writes leaf after leaf: what one lay in is used for a later one."""
@@ -83,13 +83,13 @@ class TensorflowBackend:
 
     def _write(self, node: Node, layout: Layout, leaf: Leaf, split: int, first: bool) -> None:
         *arrays, there, sums = layout.fields
-        nodes.write(node, arrays[:split], leaf.gradients)
+        flat_vectors.write(node, arrays[:split], leaf.gradients)
         kept = [
             value if value is None or first or value.dtype.kind == "f" else np.zeros_like(value) for value in leaf.kept
         ]
-        nodes.write(node, arrays[split:], kept)
-        nodes.view(node, there)[:] = [value is not None for value in (*leaf.gradients, *leaf.kept)]
-        room = nodes.view(node, sums)
+        flat_vectors.write(node, arrays[split:], kept)
+        flat_vectors.view(node, there)[:] = [value is not None for value in (*leaf.gradients, *leaf.kept)]
+        room = flat_vectors.view(node, sums)
         if len(leaf.sums) > len(room):
             raise ModelError(f"The metrics of a step give at most {len(room)} sums. Got {len(leaf.sums)}. Give fewer.")
         room[:] = 0.0
@@ -97,25 +97,25 @@ class TensorflowBackend:
 
     def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
         """One thread's addition."""
-        return nodes.add(left, right, out)
+        return flat_vectors.add(left, right, out)
 
     def divide(self, total: Node, by: float) -> None:
         """One thread's division."""
-        nodes.divide(total, by)
+        flat_vectors.divide(total, by)
 
     def finish(self, nodes_: Mapping[Any, Node], num_shards: int) -> Node:
         """The root, added up in place."""
-        return nodes.finish(nodes_, num_shards)
+        return flat_vectors.finish(nodes_, num_shards)
 
     def sums(self, node: Node, layout: Layout) -> Sums:
         """The field of sums."""
-        return np.array(nodes.view(node, layout.fields[-1]))
+        return np.array(flat_vectors.view(node, layout.fields[-1]))
 
     def update(self, total: Node, work: Work) -> None:
         """The optimizer's step on the script's own variables, and the averaged statistics."""
         layout = self.layout(work.phase)
         self._last_scale = self._stepping.scale()
-        self._stepping.apply(total, layout, [bool(flag) for flag in nodes.view(total, layout.fields[-2])])
+        self._stepping.apply(total, layout, [bool(flag) for flag in flat_vectors.view(total, layout.fields[-2])])
         if self._seen:
             self._seen = self._checksums()
 
@@ -123,7 +123,7 @@ class TensorflowBackend:
         """The norm over all gradients, tensor by tensor, before clipping."""
         assert self._layout is not None
         fields = self._layout.fields[: len(self._program.trained())]
-        squares = [float(np.square(nodes.view(total, field), dtype=np.float64).sum()) for field in fields]
+        squares = [float(np.square(flat_vectors.view(total, field), dtype=np.float64).sum()) for field in fields]
         return math.sqrt(sum(squares)) / self._last_scale
 
     @property
@@ -231,7 +231,7 @@ class TensorflowBackend:
 
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
         """A source for a `tf.data.Dataset`."""
-        return sources.of(data, batch_size, shuffle, seed)
+        return loaders.of(data, batch_size, shuffle, seed)
 
     def num_threads(self) -> int:
         """TensorFlow's intra-op threads."""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from lockstep.backends.counted import Counted, is_of_keras
-from lockstep.backends.tensorflow.nodes import accumulated
+from lockstep.backends.loss_denominator import Counted, is_of_keras
+from lockstep.backends.tensorflow.flat_vectors import accumulated
 from lockstep.backends.tensorflow.program import Share, Term
 from lockstep.core.batches import describe
 from lockstep.core.metrics import Column

@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from lockstep.backends.tensorflow.losses import Weighed, double, ignored
-from lockstep.core.matches import Match, match
 from lockstep.core.metrics import Column, Metric, ratio
+from lockstep.core.target_kind import Match, match
 from lockstep.errors import ModelError
 
 ROOM = 1024  # for a metric with sums of its own, such as a confusion matrix of 32 classes

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from lockstep.backends.base import Work
-from lockstep.backends.tensorflow import abreast, refusals
+from lockstep.backends.tensorflow import parallel_call, unsupported
+from lockstep.backends.tensorflow.flat_vectors import accumulated
 from lockstep.backends.tensorflow.losses import double
-from lockstep.backends.tensorflow.nodes import accumulated
 from lockstep.backends.tensorflow.program import Copy, Program, Share
 from lockstep.backends.tensorflow.replicas import Replicas
 from lockstep.core import seeds
@@ -98,9 +98,9 @@ class Shards:
         """The function that runs them, lane by lane, on the replicas."""
         key = tuple(tuple(id(task.traced) for task in lane) for lane in lanes)
         if key not in self._calls:
-            self._calls[key] = abreast.together(
+            self._calls[key] = parallel_call.together(
                 [
-                    abreast.Lane(partial(self.replicas.place, replica), copy.all, [task.traced for task in lane])
+                    parallel_call.Lane(partial(self.replicas.place, replica), copy.all, [task.traced for task in lane])
                     for replica, (copy, lane) in enumerate(zip(copies, lanes, strict=True))
                 ],
                 *given,
@@ -125,7 +125,7 @@ class Shards:
                 return body(copy, _rebuilt(piece, given), drawn, Share(examples, part, alone, work.summed), columns)
 
             traced = _trace(traced_body, (own.all, tensors, tf.constant(drawn), tf.constant(part, tf.float64)))
-            refusals.check_graph(traced.graph, self._exact)
+            unsupported.check_graph(traced.graph, self._exact)
             self._traces[key] = traced, columns, own  # held, so that their ids stay theirs
         traced, columns, _ = self._traces[key]
         if body != self._outputs:
@@ -175,10 +175,12 @@ def _finished(leaf: Leaf) -> Leaf:
 
 def _trace(body: Callable[..., Any], given: tuple[Any, ...]) -> Any:
     try:
-        return tf.function(body, autograph=False, experimental_attributes=abreast.ALONE).get_concrete_function(*given)
+        return tf.function(body, autograph=False, experimental_attributes=parallel_call.ALONE).get_concrete_function(
+            *given
+        )
     except RuntimeError as error:
         if "Random ops require a seed" in str(error):
-            raise refusals.draws("a random operation") from error
+            raise unsupported.draws("a random operation") from error
         raise
 
 

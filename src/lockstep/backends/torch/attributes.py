@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.backends.base import Array
-from lockstep.backends.torch import arrays
+from lockstep.backends.torch import state_arrays
 from lockstep.errors import StateError
 
 LONGEST = 100  # of a list; a longer one is a record that somebody keeps
@@ -63,7 +63,7 @@ class Attributes:
             plain, known = _plain(module), self._known[path]
             known |= plain.keys()
             carried = {name: tensors[where, name] for where, name in sorted(self._carried) if where == path}
-            packed = {name: (arrays.array(value), value.device.type == "cpu") for name, value in carried.items()}
+            packed = {name: (state_arrays.array(value), value.device.type == "cpu") for name, value in carried.items()}
             found.append(Told(plain, sorted(known - vars(module).keys()), packed))
         return found
 
@@ -73,7 +73,7 @@ class Attributes:
             own = vars(module)
             own.update(plain)
             for name, (array, on_cpu) in tensors.items():
-                own[name] = arrays.tensor(array).to("cpu" if on_cpu else device)
+                own[name] = state_arrays.tensor(array).to("cpu" if on_cpu else device)
             for name in gone:
                 own.pop(name, None)
 

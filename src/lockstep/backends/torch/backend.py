@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.torch import generators, hooks, inputs, losses, metrics, pickling, settings, sources
-from lockstep.backends.torch.nodes import Nearby, Vectors
+from lockstep.backends.torch import hooks, inputs, loaders, losses, metrics, pickling, rng, settings
+from lockstep.backends.torch.closure_guard import Surroundings
+from lockstep.backends.torch.flat_vectors import Nearby, Vectors
+from lockstep.backends.torch.loss_scaler import HALF, Scaler
 from lockstep.backends.torch.replica import Replica
-from lockstep.backends.torch.scaler import HALF, Scaler
 from lockstep.backends.torch.shards import Fields, Shards
-from lockstep.backends.torch.surroundings import Surroundings
 from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
@@ -79,7 +79,7 @@ class TorchBackend:
         statistics = self._shards.statistics
         statistics.keep()
         self._shards.clear()
-        with generators.borrowed(self._device):
+        with rng.borrowed(self._device):
             try:
                 for shard, piece in work.shards.items():
                     near = self._nearby.of(into[shard])
@@ -208,7 +208,7 @@ class TorchBackend:
         self._replica.model.eval()
         self._shards.statistics.keep()
         try:
-            with generators.borrowed(self._device), torch.no_grad():
+            with rng.borrowed(self._device), torch.no_grad():
                 yield
         finally:
             for module, training in zip(self._replica.modules, modes, strict=True):
@@ -293,7 +293,7 @@ class TorchBackend:
 
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
         """A source for a `Dataset` or `DataLoader`."""
-        return sources.of(data, batch_size, shuffle, seed)
+        return loaders.of(data, batch_size, shuffle, seed)
 
     def num_threads(self) -> int:
         """The script's own intra-op thread count."""

@@ -5,7 +5,7 @@ from collections.abc import Container
 import torch
 from torch import Tensor
 
-from lockstep.backends.torch.scaler import HALF
+from lockstep.backends.torch.loss_scaler import HALF
 from lockstep.errors import ModelError
 
 

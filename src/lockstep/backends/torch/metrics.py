@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.backends.torch import losses
-from lockstep.core.matches import Match, match
 from lockstep.core.metrics import Column, Metric, ratio
+from lockstep.core.target_kind import Match, match
 from lockstep.errors import ModelError
 
 Pair = tuple[Any, Any]

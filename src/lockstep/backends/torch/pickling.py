@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.backends.base import Recipe
-from lockstep.backends.torch.refusals import check_apart
+from lockstep.backends.torch.unsupported import check_apart
 from lockstep.errors import ModelError
 
 # What torch's base class and its schedulers put into every optimizer, beside its hooks.

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.backends.base import Array, State
-from lockstep.backends.torch import arrays, buffers, hooks, settings
+from lockstep.backends.torch import buffers, hooks, settings, state_arrays
 from lockstep.backends.torch.attributes import Attributes, check_new, is_plain
 from lockstep.backends.torch.pickling import own_attributes
-from lockstep.backends.torch.refusals import check_model, check_optimizer
+from lockstep.backends.torch.unsupported import check_model, check_optimizer
 from lockstep.errors import ModelError, OptimizerError, StateError
 
 CACHE_LINE = 64
@@ -205,13 +205,13 @@ class Replica:
     def state(self) -> State:
         """Parameters, buffers and optimizer slots."""
         self._check_slots()
-        state = {f"model.{name}": arrays.array(parameter) for name, parameter in self.parameters.items()}
-        state |= {buffer.state_name: arrays.array(buffer.tensor) for buffer in self.buffers}
-        state |= {name: arrays.array(tensor) for name, tensor in self._loss.items()}
+        state = {f"model.{name}": state_arrays.array(parameter) for name, parameter in self.parameters.items()}
+        state |= {buffer.state_name: state_arrays.array(buffer.tensor) for buffer in self.buffers}
+        state |= {name: state_arrays.array(tensor) for name, tensor in self._loss.items()}
         for name, parameter in self.parameters.items():
             for key, value in self._slots(parameter).items():
                 if value is not None:
-                    state[f"optimizer.{name}.{key}"] = arrays.array(value)
+                    state[f"optimizer.{name}.{key}"] = state_arrays.array(value)
         return state
 
     def load(self, state: Mapping[str, Array]) -> None:
@@ -219,11 +219,11 @@ class Replica:
         self._check(state)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(arrays.tensor(state[f"model.{name}"]))
+                parameter.copy_(state_arrays.tensor(state[f"model.{name}"]))
             for buffer in self.buffers:
-                buffer.tensor.copy_(arrays.tensor(state[buffer.state_name]))
+                buffer.tensor.copy_(state_arrays.tensor(state[buffer.state_name]))
             for name, tensor in self._loss.items():
-                tensor.copy_(arrays.tensor(state[name]))
+                tensor.copy_(state_arrays.tensor(state[name]))
         self.optimizer.state.clear()
         for name, parameter in self.parameters.items():
             prefix = f"optimizer.{name}."
@@ -236,7 +236,7 @@ class Replica:
         """A slot of the parameter's shape lies in memory as the parameter does, as the optimizer itself makes it."""
         if value.dtype == "python":
             return value.data.item()
-        tensor = arrays.tensor(value)
+        tensor = state_arrays.tensor(value)
         if tensor.shape == parameter.shape and tensor.stride() != parameter.stride():
             return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
         return tensor.to(self.device) if tensor.dim() else tensor

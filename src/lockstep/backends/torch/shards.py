@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.backends.base import Node, Work
-from lockstep.backends.torch import generators, losses, metrics, settings
+from lockstep.backends.torch import losses, metrics, rng, settings
+from lockstep.backends.torch.attribute_guard import Kept
 from lockstep.backends.torch.buffers import Statistics, of_loss, writes
-from lockstep.backends.torch.compiled import check_compiled, name_modules
+from lockstep.backends.torch.compiled_code import check_compiled, name_modules
 from lockstep.backends.torch.gradients import copy_gradients, real
 from lockstep.backends.torch.inputs import call, copied, put
-from lockstep.backends.torch.kept import Kept
+from lockstep.backends.torch.loss_scaler import cast_parameters, power_of_two
 from lockstep.backends.torch.losses import Share, Term
 from lockstep.backends.torch.model_loss import ModelLoss
 from lockstep.backends.torch.replica import Replica
-from lockstep.backends.torch.scaler import cast_parameters, power_of_two
 from lockstep.core import seeds
 from lockstep.core.batches import count, transform
 from lockstep.core.layout import Layout
@@ -185,7 +185,7 @@ class Shards:
     @contextmanager
     def _alone(self, work: Work, shard: int) -> Iterator[None]:
         """The shard's own seed, the precision asked for, and errors that name the shard."""
-        generators.seed(seeds.shard(work.seed, work.step, shard), self._replica.device)
+        rng.seed(seeds.shard(work.seed, work.step, shard), self._replica.device)
         with _explained(work, shard), settings.precise(self._precision, self._replica.device):
             yield
 

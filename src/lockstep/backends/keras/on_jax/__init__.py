@@ -8,12 +8,12 @@ puts them into the script's variables after each step, and sees what the script 
 from collections.abc import Sequence
 
 from lockstep.backends.base import Backend, Recipe
-from lockstep.backends.keras import refusals
+from lockstep.backends.keras import unsupported
 from lockstep.backends.keras.on_jax.backend import KerasOnJax
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
     """The JAX backend over the model."""
-    refusals.check_scale(recipe.optimizer)
-    refusals.check_precision(recipe)
+    unsupported.check_scale(recipe.optimizer)
+    unsupported.check_precision(recipe)
     return KerasOnJax(recipe, devices)

@@ -10,15 +10,15 @@ import numpy as np
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
 from lockstep.backends.jax import JaxBackend
-from lockstep.backends.jax.fields import Fields
 from lockstep.backends.jax.metrics import CUSTOM_SUMS
-from lockstep.backends.keras import sources
+from lockstep.backends.jax.vector_fields import Fields
+from lockstep.backends.keras import loaders
 from lockstep.backends.keras.compiled import Compiled, parts
 from lockstep.backends.keras.on_jax.net import Net
 from lockstep.backends.keras.on_jax.shards import KerasShards
 from lockstep.backends.keras.on_jax.stepper import Stepper
-from lockstep.backends.keras.refusals import RESTORED, check_built
-from lockstep.backends.slots import RATE
+from lockstep.backends.keras.unsupported import RESTORED, check_built
+from lockstep.backends.keras_optimizer_state import RATE
 from lockstep.core.metrics import Sums
 from lockstep.core.reduction import Criterion
 
@@ -90,4 +90,4 @@ class KerasOnJax(JaxBackend):
 
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
         """A source for the data containers that Keras takes."""
-        return sources.of(data, batch_size, shuffle, seed)
+        return loaders.of(data, batch_size, shuffle, seed)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lockstep.backends.jax.modes import ModuleModes
+from lockstep.backends.jax.train_mode import ModuleModes
 from lockstep.backends.keras.compiled import Compiled, Outcome, Values
 from lockstep.backends.keras.slots import Slots
 from lockstep.errors import ModelError

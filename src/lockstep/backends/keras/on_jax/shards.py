@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lockstep.backends.jax import fields
+from lockstep.backends.jax import vector_fields
 from lockstep.backends.jax.losses import Share, Term, mean
 from lockstep.backends.jax.shards import Found, Shards
 from lockstep.backends.keras import losses
@@ -44,7 +44,7 @@ class KerasShards(Shards):
     def _measure(self, term: Term, share: Share, found: Found) -> Any:
         """[loss, weight, divided, the metrics' variables ...] of one shard, before the host's scale of the loss."""
         head = [jnp.asarray(each) for each in (term.loss, term.weight, term.divided)]
-        flat = [jnp.ravel(jax.lax.stop_gradient(each)).astype(fields.wide()) for each in (*head, *term.outputs)]
+        flat = [jnp.ravel(jax.lax.stop_gradient(each)).astype(vector_fields.wide()) for each in (*head, *term.outputs)]
         found.divided = not (isinstance(term.divided, float) and term.divided == 0.0)
         found.columns = self._compiled.measures.columns()
         found.scales = np.array([term.scale, *[1.0] * (sum(each.size for each in flat) - 1)])

@@ -8,7 +8,7 @@ import keras
 from lockstep.backends.jax.optimizers import Optimizer
 from lockstep.backends.keras.compiled import Compiled
 from lockstep.backends.keras.slots import Slots
-from lockstep.backends.slots import RATE
+from lockstep.backends.keras_optimizer_state import RATE
 
 
 class Stepper(Optimizer):

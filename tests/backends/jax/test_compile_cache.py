@@ -1,0 +1,156 @@
+"""Programs: what is shared between models of a process, and what is let go."""
+
+import gc
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lockstep
+from backends.kits import jax as kit
+from lockstep.backends.jax import compile_cache
+
+assert kit.module  # has made the CPU devices
+LOSS = optax.softmax_cross_entropy_with_integer_labels
+X, Y = np.ones((8, 6), np.float32), np.zeros(8, np.int64)
+
+
+def calling(factor):
+    """An `apply` that asks Python for its inputs times a factor."""
+
+    def apply(params, x):
+        asked = jax.pure_callback(
+            lambda x: np.asarray(x) * np.float32(factor), jax.ShapeDtypeStruct(x.shape, x.dtype), x
+        )
+        return jax.lax.stop_gradient(asked) @ params
+
+    return apply
+
+
+def test_every_model_calls_back_its_own_function():
+    for factor in (1, 3):
+        trainer = lockstep.wrap((calling(factor), jnp.ones((6, 3))), optax.sgd(0.1), LOSS, shards=1)
+        np.testing.assert_array_equal(trainer.predict(X), np.full((8, 3), 6 * factor))
+
+
+def test_functions_are_called_back_from_every_device():
+    def digest(count):
+        trainer = lockstep.wrap((calling(2), jnp.ones((6, 3))), optax.sgd(0.1), LOSS, devices=count, shards=2)
+        trainer.step((X, Y))
+        return trainer.digest()
+
+    assert digest(1) == digest(2)
+
+
+class Pick(nn.Module):
+    """A layer over one of two inputs."""
+
+    index: int
+
+    @nn.compact
+    def __call__(self, *inputs):
+        return nn.Dense(3)(inputs[self.index])
+
+
+def test_what_a_program_does_not_read_tells_it_from_another():
+    """Two programs of one text but for which of two arrays they read."""
+    inputs = X, 10 * X
+    variables = Pick(0).init(jax.random.key(0), *inputs)
+    outputs = [lockstep.wrap((Pick(index), variables), optax.sgd(0.1), LOSS).predict(inputs) for index in (0, 1)]
+    np.testing.assert_allclose(outputs[1], 10 * outputs[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_word_in_the_batch_chooses_what_is_read(shards):
+    @lockstep.objective
+    def loss(model, batch):
+        return (model(batch[batch["use"]]) ** 2).mean()
+
+    trainer = lockstep.wrap((lambda params, x: x @ params, jnp.ones((6, 3))), optax.sgd(0.0), loss, shards=shards)
+    one, other = (trainer.step({"a": X, "b": 10 * X, "use": use})["loss"] for use in "ab")
+    assert other == pytest.approx(100 * one)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_nobody_reads_may_have_another_type_in_the_next_batch(shards):
+    apply = (lambda params, x: x @ params, jnp.ones((6, 3)))
+    trainer = lockstep.wrap(apply, optax.sgd(0.1), lambda outputs, targets: (outputs**2).mean(1), shards=shards)
+    for targets in (Y, Y.astype(np.float32), np.zeros((8, 2), np.float32)):
+        assert np.isfinite(trainer.step((X, targets))["loss"])
+        assert np.isfinite(trainer.evaluate((X, targets))["loss"])
+
+
+def test_switches_that_a_script_turns_are_seen(tmp_path):
+    """As by a `jit`, which is traced again: the run goes on as it would from a checkpoint."""
+
+    def wrapped():
+        apply = lambda params, x, *, rngs: x @ params * jax.random.uniform(rngs["dropout"], (len(x), 3))  # noqa: E731
+        return lockstep.wrap((apply, jnp.ones((6, 3))), optax.sgd(0.1), LOSS, shards=2)
+
+    trainer, other = wrapped(), wrapped()
+    trainer.step((X, Y))
+    trainer.save(tmp_path / "one")
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        trainer.step((X, Y))
+        other.restore(tmp_path / "one")
+        other.step((X, Y))
+    assert trainer.digest() == other.digest()
+
+
+def test_code_is_let_go_with_its_devices(monkeypatch):
+    from lockstep.backends.jax import devices
+
+    monkeypatch.setattr(devices, "clear", lambda: None)
+    monkeypatch.setattr(devices, "_pools", {})
+    monkeypatch.setattr(compile_cache, "_CODES", compile_cache.OrderedDict(one="code"))
+    devices._clear()
+    assert not compile_cache._CODES
+
+
+@pytest.mark.parametrize("read", ["loss", "grad_norm"])
+def test_leaves_are_let_go_after_the_step(read):
+    trainer = lockstep.wrap((lambda params, x: x @ params, jnp.ones((6, 3))), optax.sgd(0.1), LOSS, shards=4)
+    assert np.isfinite(trainer.step((X, Y))[read])
+    gc.collect()
+    (length,) = trainer._backend._fields.lengths.values()
+    assert sum(array.shape[-1:] == (length,) for array in jax.live_arrays()) == 1  # the total
+
+
+@pytest.mark.parametrize("shards", [1, 8])
+def test_where_a_batch_lies_in_memory_is_no_part_of_the_result(shards):
+    """A program reads the script's memory itself, aligned or not, in one order of the axes or the other."""
+    x, y = np.random.default_rng(0).normal(size=(27, 97)).astype(np.float32), np.arange(27) % 3
+
+    def digest(batch):
+        trainer = lockstep.wrap((lambda params, x: x @ params, kernel), optax.sgd(0.1), LOSS, shards=shards)
+        for _ in range(2):
+            trainer.step((batch, y))
+        return trainer.digest()
+
+    def shifted(offset):
+        room = np.zeros(x.size + 16, np.float32)[offset : offset + x.size].reshape(x.shape)
+        room[:] = x
+        return room
+
+    kernel = np.random.default_rng(1).normal(size=(97, 3)).astype(np.float32)
+    assert {digest(shifted(offset)) for offset in range(16)} == {digest(np.asfortranarray(x))}
+
+
+def test_a_step_has_read_its_batch_when_it_ends():
+    """A loop may read every batch into the same memory."""
+    batches = np.random.default_rng(0).normal(size=(6, 8, 6)).astype(np.float32)
+
+    def digest(memory):
+        trainer = lockstep.wrap((lambda params, x: x @ params, jnp.ones((6, 3))), optax.sgd(0.1), LOSS, shards=2)
+        for batch in batches:
+            room = batch if memory is None else memory
+            room[:] = batch
+            trainer.step((room, Y))
+            if memory is not None:
+                memory[:] = np.nan
+        return trainer.digest()
+
+    assert digest(np.empty((8, 6), np.float32)) == digest(None)
