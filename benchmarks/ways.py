@@ -1,6 +1,7 @@
 """What the peers of all frameworks share: their arguments, their data, and the ways to train with Lockstep."""
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -54,6 +55,7 @@ def lockstep_ways(
     """
     before: list[Any] = []
     sums = {"loss": 0.0, "accuracy": 0.0}
+    most = NUM_EXAMPLES // batch_size  # steps in an epoch
     clock = StepClock()
 
     def finish() -> None:
@@ -72,8 +74,9 @@ def lockstep_ways(
             clock.mark()
 
     def fit(warm: int, count: int) -> list[float]:
-        steps = max(warm, 1) + count
-        trainer.fit(arrays, batch_size=batch_size, steps_per_epoch=steps, callbacks=[Marks()], verbose=0)
+        epochs = math.ceil((max(warm, 1) + count) / most)
+        steps = math.ceil((max(warm, 1) + count) / epochs)
+        trainer.fit(arrays, epochs=epochs, steps_per_epoch=steps, batch_size=batch_size, callbacks=[Marks()], verbose=0)
         clock.close()
         return clock.take(count)
 
