@@ -42,7 +42,7 @@ format: $(FULL) ## format and sort imports
 test: setup ## check, and every test and doctest of every framework, with the parity matrices
 	$(MAKE) --jobs 3 --output-sync=target --no-print-directory check $(addprefix test-,jax torch tensorflow core mxnet)
 
-TORCH := $(addprefix tests/,backends examples gpu integration parity primitives)
+TORCH := $(addprefix tests/,backends collectives examples gpu integration parity)
 
 test-torch: $(FULL)
 	$(BIN)/pytest --doctest-modules $(TORCH)
@@ -53,7 +53,7 @@ test-core: $(FULL) # and all that knows no framework
 # Another framework's tests run in a process of their own: threads, devices and types are set once per process.
 # The contract computes in double precision, which JAX and Keras set for the whole process too.
 CONTRACT := $(addprefix tests/backends/,test_contract.py test_copies.py test_reduction.py)
-SHORT    := tests/primitives tests/examples/test_chapters.py
+SHORT    := tests/collectives tests/examples/test_chapters.py
 OWN       = src/lockstep/backends/$1 tests/backends/$1 tests/parity/test_$1.py
 
 test-jax: $(FULL)

@@ -21,7 +21,7 @@ from lockstep.checkpoint import Checkpoint, load_arrays
 from lockstep.core.metrics import Metric
 from lockstep.core.objective import Sum, objective
 from lockstep.errors import LockstepError
-from lockstep.primitives import allreduce, replicate, split
+from lockstep.collectives import allreduce, replicate, split
 from lockstep.trainer import Trainer
 from lockstep.wrap import wrap
 

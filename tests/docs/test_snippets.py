@@ -1,4 +1,4 @@
-"""The Python code that README and docs print runs as printed; docs/primitives.md has a test of its own."""
+"""The Python code that README and docs print runs as printed; docs/collectives.md has a test of its own."""
 
 import re
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_every_snippet_of_every_page_has_a_test():
         "README.md": 4,
         "docs/checkpoints.md": 1,
         "docs/input.md": 1,
-        "docs/primitives.md": 13,  # the twelve others are doctests, see tests/primitives
+        "docs/collectives.md": 13,  # the twelve others are doctests, see tests/collectives
     }
 
 
@@ -73,7 +73,7 @@ def test_input():
     assert trainer.num_steps == 10
 
 
-def test_the_loop_of_primitives():
+def test_the_loop_of_collectives():
     names = {
         "lockstep": lockstep,
         "params": torch.zeros(3),
@@ -82,5 +82,5 @@ def test_the_loop_of_primitives():
         "gradient": lambda replica, piece: piece.sum(0),
         "update": lambda replica, total: replica.sub_(total),
     }
-    exec(snippets("docs/primitives.md")[0], names)
+    exec(snippets("docs/collectives.md")[0], names)
     assert [replica.tolist() for replica in names["replicas"]] == [[-8.0] * 3] * 2

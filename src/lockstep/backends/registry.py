@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from lockstep.backends.arrays import Arrays
+from lockstep.backends.array_ops import ArrayOps
 from lockstep.backends.base import Module
 from lockstep.errors import ModelError
 
@@ -92,6 +92,6 @@ def module(name: str) -> Module:
     return cast(Module, importlib.import_module(name))
 
 
-def arrays(name: str) -> Arrays:
+def arrays(name: str) -> ArrayOps:
     """What the backend does to its framework's arrays, imported now."""
-    return cast(Arrays, importlib.import_module(f"{name}.primitives"))
+    return cast(ArrayOps, importlib.import_module(f"{name}.array_ops"))

@@ -1,14 +1,14 @@
-"""Arrays: all that the primitives ask of a framework.
+"""The array operations that each framework brings: all that `lockstep.collectives` asks of it.
 
 The order of additions, the nests and the checks are written once, in
-`lockstep.primitives`. A framework copies, adds and writes.
+`lockstep.collectives`. A framework copies, adds and writes.
 """
 
 from typing import Any, Protocol
 
 
-class Arrays(Protocol):
-    """What a backend's module `primitives` offers: one framework's arrays on this process's devices."""
+class ArrayOps(Protocol):
+    """What a backend's module `array_ops` offers: one framework's arrays on this process's devices."""
 
     def copy(self, array: Any, device: str) -> Any:
         """A contiguous copy on the device, in memory of its own, that can be trained where the original can."""

@@ -1,4 +1,4 @@
-"""The primitives on a GPU that stands for two: copies, pieces and sums lie there, with numpy's bits."""
+"""The collectives on a GPU that stands for two: copies, pieces and sums lie there, with numpy's bits."""
 
 import importlib
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 def kit(request):
     if not MODULES[request.param].available():
         pytest.skip("this framework has no GPU here")
-    return importlib.import_module(f"primitives.kits.{request.param}").KITS[request.param]
+    return importlib.import_module(f"collectives.kits.{request.param}").KITS[request.param]
 
 
 def host(array):

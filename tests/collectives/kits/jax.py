@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from primitives.kit import Kit
+from collectives.kit import Kit
 
 
 def place(array):

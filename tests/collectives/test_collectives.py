@@ -1,4 +1,4 @@
-"""The primitives: one suite for every framework, numpy as the oracle.
+"""The collectives: one suite for every framework, numpy as the oracle.
 
 LOCKSTEP_BACKENDS chooses the frameworks; one that was asked for and cannot be imported fails.
 """
@@ -19,7 +19,7 @@ KITS = {
     name: kit
     for framework in os.environ.get("LOCKSTEP_BACKENDS", "numpy,torch").split(",")
     if framework != "keras"  # which has no arrays of its own
-    for name, kit in importlib.import_module(f"primitives.kits.{framework}").KITS.items()
+    for name, kit in importlib.import_module(f"collectives.kits.{framework}").KITS.items()
 }
 GENERATOR = np.random.Generator(np.random.PCG64(11))
 

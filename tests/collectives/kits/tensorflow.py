@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from primitives.kit import Kit
+from collectives.kit import Kit
 
 
 def slope(param):

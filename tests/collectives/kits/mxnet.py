@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 
-from primitives.kit import Kit
+from collectives.kit import Kit
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it uses names that numpy 1.23 is about to drop

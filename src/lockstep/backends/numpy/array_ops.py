@@ -1,4 +1,4 @@
-"""NumPy's arrays: the primitives' reference. Every device is the CPU."""
+"""NumPy's arrays: the collectives' reference. Every device is the CPU."""
 
 from typing import Any
 

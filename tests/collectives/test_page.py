@@ -1,4 +1,4 @@
-"""Every example of docs/primitives.md prints what the page says."""
+"""Every example of docs/collectives.md prints what the page says."""
 
 import doctest
 import importlib
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "primitives.md"
+PAGE = Path(__file__).parents[2] / "docs" / "collectives.md"
 BACKENDS = os.environ.get("LOCKSTEP_BACKENDS", "numpy,torch").split(",")
 EXAMPLES = re.findall(
     r"^```python\n(>>> import (\w+), lockstep\n.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S
 )
 
 for name in {*BACKENDS} - {"keras"}:  # now: what a framework leaves in the environment stays there
-    importlib.import_module(f"primitives.kits.{name}")
+    importlib.import_module(f"collectives.kits.{name}")
 
 
 def test_every_framework_has_an_example_of_each():

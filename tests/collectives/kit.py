@@ -1,4 +1,4 @@
-"""What the primitives' suite asks of a framework: a module in `kits/` with `KITS`, by name."""
+"""What the collectives' suite asks of a framework: a module in `kits/` with `KITS`, by name."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

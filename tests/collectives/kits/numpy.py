@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from primitives.kit import Kit
+from collectives.kit import Kit
 
 KITS = {
     "numpy": Kit(np.array, np.array, np.asarray, None, lambda array: "cpu", lambda: ["cpu", "cpu"], in_place=True),

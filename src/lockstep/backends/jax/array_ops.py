@@ -1,4 +1,4 @@
-"""JAX's arrays, which nobody can write to: what the primitives give is always new.
+"""JAX's arrays, which nobody can write to: what the collectives give is always new.
 
 A copy never shares memory with the original, so that donating one leaves the other.
 """

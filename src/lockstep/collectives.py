@@ -1,4 +1,4 @@
-"""The primitives: data parallelism by hand, with the framework's own arrays on one process's devices.
+"""The collectives: data parallelism by hand, with the framework's own arrays on one process's devices.
 
     replicate(params, devices)   a copy of the parameters for every device
     split(batch, devices)        a piece of the batch for every device
@@ -15,7 +15,7 @@ from numbers import Number
 from typing import Any, TypeVar
 
 from lockstep.backends import registry
-from lockstep.backends.arrays import Arrays
+from lockstep.backends.array_ops import ArrayOps
 from lockstep.core import batches, plan, tree
 from lockstep.devices import resolve
 from lockstep.errors import BatchError
@@ -134,7 +134,7 @@ def allreduce(arrays: Sequence[Nest]) -> list[Nest]:
     return [_transformed(arrays[0], _following(values)) for values in zip(*written, strict=True)]
 
 
-def _written(total: Any, column: Sequence[Any], backend: Arrays) -> Sequence[Any]:
+def _written(total: Any, column: Sequence[Any], backend: ArrayOps) -> Sequence[Any]:
     """The sum, in every array's place."""
     return column if total is None else [backend.write(total, target) for target in column]
 
@@ -162,7 +162,7 @@ def _keys(nest: Any) -> Any:
     return (type(nest), len(nest)) if isinstance(nest, list | tuple) else None
 
 
-def _check(column: Sequence[Any], backend: Arrays) -> None:
+def _check(column: Sequence[Any], backend: ArrayOps) -> None:
     """Refuses arrays that cannot be added as they are."""
     forms = [None if array is None else (tuple(array.shape), _type(array)) for array in column]
     for index, form in enumerate(forms):
@@ -178,7 +178,7 @@ def _check(column: Sequence[Any], backend: Arrays) -> None:
             raise BatchError(f"allreduce writes the sum in its parts' place. Got {why}.")
 
 
-def _home(caller: str, values: Sequence[Any]) -> tuple[str, Arrays]:
+def _home(caller: str, values: Sequence[Any]) -> tuple[str, ArrayOps]:
     """The one framework of all these arrays, each of which has a value."""
     homes = {registry.home_of(value): value for value in values}
     if None in homes or not homes:
