@@ -1,19 +1,15 @@
 """The validation of a fit: on which data, how much of it, and after which epochs."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.core import batches
 from lockstep.core.arguments import is_number, show
 from lockstep.errors import ArgumentError, BatchError
-from lockstep.keywords import checked_optional
-from lockstep.reading import read_arrays
-
-if TYPE_CHECKING:
-    from lockstep.trainer import Trainer
+from lockstep.training.call_arguments import checked_optional
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,11 @@ def _is_epoch(value: Any) -> bool:
     return isinstance(value, Integral) and value is not True and int(value) >= 1
 
 
-def split_validation(trainer: "Trainer[Any]", data: Any, fraction: float) -> tuple[Any, Any]:
-    """Return the data to train on, and the last `fraction` of it to validate on, cut before shuffling as Keras does."""
+def split_validation(data: Any, fraction: float, read_arrays: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Return the data to train on, and the last `fraction` of it to validate on, cut before shuffling as Keras does.
+
+    `read_arrays` gives arrays in the form in which they are cut.
+    """
     if not is_number(fraction) or not 0 <= fraction < 1:
         raise ArgumentError(
             f"validation_split is the part of the data to validate on, from 0 up to 1. Got {show(fraction)}. Use "
@@ -67,7 +66,7 @@ def split_validation(trainer: "Trainer[Any]", data: Any, fraction: float) -> tup
             f"validation_split cuts arrays. Got a {type(data).__name__}, whose examples may come in any order. Cut it "
             "yourself, and give the two parts: fit(train, validation_data=val)."
         )
-    data = read_arrays(trainer, data)
+    data = read_arrays(data)
     num_examples = batches.count(data)
     kept = math.floor(num_examples * (1 - fraction))
     if not 0 < kept < num_examples:
