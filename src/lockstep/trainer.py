@@ -17,11 +17,11 @@ from lockstep.data.source import Source
 from lockstep.display.verbosity import level
 from lockstep.training.call_arguments import checked_optional, explain_arguments
 from lockstep.training.evaluate import evaluate_data, predict_batch, predict_data
-from lockstep.training.fit import FitOptions, fit
+from lockstep.training.fit import fit
+from lockstep.training.fit_options import FitOptions, choose_validation, split_validation
 from lockstep.training.open_data import DEFAULT_BATCH_SIZE, join_data, read_arrays
 from lockstep.training.session import Session
 from lockstep.training.step_logs import StepLogs
-from lockstep.training.validation import choose_validation, split_validation
 from lockstep.training.verify import Verification, verify
 
 Model = TypeVar("Model")

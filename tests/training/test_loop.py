@@ -11,10 +11,10 @@ from lockstep.core.metrics import Column
 from lockstep.errors import BatchError
 from lockstep.launch.termination import Termination
 from lockstep.training import loop
-from lockstep.training.loop import Epochs, Loop, Place
+from lockstep.training.fit_options import FitOptions, Validation
+from lockstep.training.loop import Loop, Place
 from lockstep.training.run_state import Run
 from lockstep.training.step_logs import Totals
-from lockstep.training.validation import Validation
 
 
 class Callbacks:
@@ -65,8 +65,9 @@ class Recorded:
         assert not metrics
 
     def fit(self, num_epochs, steps_per_epoch=None, validation=None):
-        epochs = Epochs(num_epochs, steps_per_epoch, validation, validation and Numbers(1))
-        running = Loop(self, Numbers(self.num_batches), epochs, self.callbacks, self.place, Termination())
+        options = FitOptions(num_epochs, 0, steps_per_epoch, validation, (), None, 0)
+        running = Loop(self, options, Numbers(self.num_batches), Numbers(1), self.callbacks, Termination())
+        running.place = self.place
         for _ in running.run():
             self.places.append((self.place.epoch, self.place.batch))
 

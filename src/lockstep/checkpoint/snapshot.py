@@ -19,7 +19,8 @@ from lockstep.training.run_state import Run
 
 BITS = 2  # raised whenever Lockstep itself comes to other bits from the same run
 
-_FACTS: dict[str, type | tuple[type, ...]] = {
+Types = Mapping[str, type | tuple[type, ...]]  # of the facts of a manifest
+_FACTS: Types = {
     "step": int,
     "epoch": int,
     "seed": int,
@@ -114,7 +115,7 @@ def _check_attributes(saved: Mapping[str, Any], own: Mapping[str, Any], at: str)
                 )
 
 
-def check_facts(facts: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:
+def check_facts(facts: Mapping[str, Any], types: Types) -> None:
     """Raise if a manifest lacks a fact or has it in another form: then Lockstep has not written it."""
     for name, wanted in types.items():
         value = facts.get(name)

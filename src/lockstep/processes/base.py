@@ -36,8 +36,8 @@ class Processes(Protocol):
         What the body raises has consequences for the others, which this context sees to.
         """
 
-    def gather(self, commands: Sequence[Command]) -> list[Any]:
-        """Run one command in each process and return all answers, those of this process first or in order of rank."""
+    def gather(self, command: Command, works: Sequence[Work]) -> list[Any]:
+        """Run the command in each process on its work, and return all answers in the order of the processes."""
 
     def agree(self, stop: bool, terminated: bool) -> tuple[bool, bool]:
         """Return whether to stop, as the process that runs the callbacks has it, and whether any got SIGTERM."""

@@ -22,7 +22,7 @@ from lockstep.errors import ExactError, PeerFailed, WorkerError
 from lockstep.exchange.torch_distributed import DistributedExchange, Wire
 from lockstep.launch.termination import StopRequested
 from lockstep.processes.base import Value
-from lockstep.processes.commands import Command
+from lockstep.processes.commands import Command, name_command
 from lockstep.training.step import Member
 
 # In the place of a call's name.
@@ -62,16 +62,15 @@ class LaunchedProcesses:
             self._agree_on("step", works)
             yield self._own(works)
 
-    def gather(self, commands: Sequence[Command]) -> list[Any]:
+    def gather(self, command: Command, works: Sequence[Work]) -> list[Any]:
         """Return all answers, in every process; one that fails still meets the others."""
-        own = commands[self._wire.index]
-        works = [command.work for command in commands]
+        call = name_command(command)
         with self._call():
-            self._agree_on(own.name, works)
+            self._agree_on(call, works)
             answer: Any = None
             failed: Exception | None = None
             try:
-                answer = replace(own, work=self._own(works)).run(self.member)
+                answer = command(self.member, self._own(works))
             except Exception as error:
                 failed = error
             answers: list[Any] = self._wire.gather_objects(answer)
@@ -80,7 +79,7 @@ class LaunchedProcesses:
             for index, each in enumerate(answers):
                 if each is None:
                     raise PeerFailed(
-                        f"Every process takes part. Process {index} failed in {own.name}; its output says why."
+                        f"Every process takes part. Process {index} failed in {call}; its output says why."
                     )
             return answers
 

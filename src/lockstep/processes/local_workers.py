@@ -30,8 +30,9 @@ from lockstep.exchange.barrier import Barrier, require_ordered_writes
 from lockstep.exchange.region import Region
 from lockstep.exchange.shared_memory import SharedExchange
 from lockstep.launch.worker_pool import WorkerPool, require_linux
+from lockstep.processes import commands
 from lockstep.processes.base import Value
-from lockstep.processes.commands import Command, Step
+from lockstep.processes.commands import Command
 from lockstep.processes.pipeline_transfer import PipelineSender
 from lockstep.processes.worker_loop import NO_MARK, STEP_MARK, Message, WorkerSetup, serve
 from lockstep.training.step import TURN, Member, read_examples
@@ -59,7 +60,6 @@ class LocalWorkers:
         self._pipelines = PipelineSender()
         self._readers = Readers(backend.stage, (0, len(groups)))
         self._readers_for_others = Readers(place=(0, len(groups)))  # not staged: what they read is sent on
-        self._workers: WorkerPool | None = None
         descriptors = tuple(region.descriptor for region in self._regions)
         try:
             self._workers = WorkerPool([group[0] for group in groups[1:]], share=[*descriptors, *bells])
@@ -82,7 +82,7 @@ class LocalWorkers:
     @property
     def pids(self) -> list[int]:
         """The workers' process ids."""
-        return [] if self._workers is None else self._workers.pids
+        return self._workers.pids
 
     def agree(self, stop: bool, terminated: bool) -> tuple[bool, bool]:
         """Return both as they are: the callbacks run here."""
@@ -112,12 +112,11 @@ class LocalWorkers:
         """Send the step to the workers and hand out this process's part; their answers are read before the next."""
         with self._closed_if_broken():
             new_plan = plan if plan != self._plan else None
-            self._send([Step(work, new_plan) for work in works], STEP_MARK)
+            self._send(functools.partial(commands.step, new_plan), works, STEP_MARK)
             self._plan = plan
             try:
                 yield works[0]
             except PeerFailed:
-                assert self._workers is not None
                 lost = self._workers.poll_dead()
                 if lost is not None:  # the others may wait for it at the barrier and never answer
                     self._workers.raise_end(lost)
@@ -131,12 +130,12 @@ class LocalWorkers:
                 self._controls, self._stale = b"", True
                 raise
 
-    def gather(self, commands: Sequence[Command]) -> list[Any]:
+    def gather(self, command: Command, works: Sequence[Work]) -> list[Any]:
         """Return all answers, this process's first."""
         with self._closed_if_broken():
-            self._send(commands, NO_MARK)
+            self._send(command, works, NO_MARK)
             try:
-                own = commands[0].run(self.member)
+                own = command(self.member, works[0])
             except Exception:
                 self._read_and_ignore_answers()
                 raise
@@ -147,12 +146,12 @@ class LocalWorkers:
         if self.closed:
             return
         self.closed = True
-        if self._workers is not None:
+        if hasattr(self, "_workers"):  # else not one worker could be started
             self._workers.close()
         self._readers.close()
         self._readers_for_others.close()
         self._pipelines.close()
-        if hasattr(self, "member"):  # else the workers could not be started
+        if hasattr(self, "member"):
             self.member.close()
         for region in self._regions:
             region.close()
@@ -167,20 +166,19 @@ class LocalWorkers:
             self.close()
             raise
 
-    def _send(self, commands: Sequence[Command], mark: bytes) -> None:
+    def _send(self, command: Command, works: Sequence[Work], mark: bytes) -> None:
         """Send a command to every worker, with what the script has changed since the last."""
-        assert self._workers is not None
         self._settle()
         with TURN:
             controls = pickle.dumps(self._backend.controls())
             # Inside, because a comparison of the whole state runs with the threads and switches of a step.
-            with self._backend.computing(commands[0].work):
+            with self._backend.computing(works[0]):
                 self._stale |= self._backend.touched()
         changed_controls = controls if controls != self._controls else None
         state = self._backend.state() if self._stale else None
-        sent = self._for_workers(commands[1:])
+        sent = self._for_workers(works[1:])
         changes = self._pipelines.take_changes()
-        messages = [Message(command, changed_controls, state, changes) for command in sent]
+        messages = [Message(command, work, changed_controls, state, changes) for work in sent]
         for index, data in enumerate(parcel.pack(messages, self._messages)):
             self._waiting[index] = True
             self._workers.send(index, mark + data)
@@ -199,9 +197,8 @@ class LocalWorkers:
         with suppress(Exception):
             self._answers()
 
-    def _for_workers(self, commands: Sequence[Command]) -> list[Command]:
-        """Return the commands with arrays that any process can read, and rows whose pipeline the workers have."""
-        works = [command.work for command in commands]
+    def _for_workers(self, works: Sequence[Work]) -> list[Work]:
+        """Return the works with arrays that any process can read, and rows whose pipeline the workers have."""
         rows = [piece for work in works for piece in work.shards.values() if isinstance(piece, Rows)]
         if rows and not rows[0].pipeline.chain.travels:
             # Read once for all workers: a reader prefetches what would come next, for one caller.
@@ -211,14 +208,10 @@ class LocalWorkers:
         def leaf(value: Any) -> Any:
             return self._pipelines.number(value) if isinstance(value, Rows) else self._backend.host(value)
 
-        return [
-            replace(command, work=replace(work, pieces=transform(work.pieces, leaf)))
-            for command, work in zip(commands, works, strict=True)
-        ]
+        return [replace(work, pieces=transform(work.pieces, leaf)) for work in works]
 
     def _answers(self) -> list[Any]:
         """Return the workers' answers to the last command; raise what one of them raised."""
-        assert self._workers is not None
         answers = []
         failures: list[Exception] = []
         for index, waiting in enumerate(self._waiting):

@@ -34,9 +34,9 @@ class SingleProcess:
         """Hand out the whole batch."""
         yield works[0]
 
-    def gather(self, commands: Sequence[Command]) -> list[Any]:
+    def gather(self, command: Command, works: Sequence[Work]) -> list[Any]:
         """Return this process's own answer."""
-        return [commands[0].run(self.member)]
+        return [command(self.member, works[0])]
 
     def agree(self, stop: bool, terminated: bool) -> tuple[bool, bool]:
         """Return both as they are: the callbacks run here."""

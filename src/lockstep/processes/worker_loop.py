@@ -5,7 +5,7 @@ import pickle
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lockstep.backends.base import Backend, State
+from lockstep.backends.base import Backend, State, Work
 from lockstep.backends.registry import module
 from lockstep.core.batches import Rows, transform
 from lockstep.data.readers import Readers
@@ -40,6 +40,7 @@ class Message(NamedTuple):
     """A command, and what the script has changed since the last one."""
 
     command: Command
+    work: Work
     controls: bytes | None
     state: State | None
     pipelines: PipelineChanges
@@ -61,27 +62,25 @@ def serve(setup: WorkerSetup, channel: Channel) -> None:
         data = channel.receive()
         try:
             try:
-                command = _prepare(parcel.unpack(data[1:], messages), backend, pipelines)
+                command, work = _prepare(parcel.unpack(data[1:], messages), backend, pipelines)
             except Exception:
                 if data[:1] == STEP_MARK:
                     barrier.fail()  # the others would wait for this process
                 raise
-            answer = command.run(member)
+            answer = command(member, work)
         except Exception as error:
             remote_errors.report(channel, error)
         else:
             channel.send(pickle.dumps(answer))
 
 
-def _prepare(message: Message, backend: Backend, pipelines: PipelineReceiver) -> Command:
-    """Take over what the script has changed, and return the command with its pipelines."""
-    command, controls, state, changes = message
+def _prepare(message: Message, backend: Backend, pipelines: PipelineReceiver) -> tuple[Command, Work]:
+    """Take over what the script has changed, and return the command, and its work with the pipelines."""
+    command, work, controls, state, changes = message
     pipelines.apply(changes)
-    pieces = transform(
-        command.work.pieces, lambda value: pipelines.restore(value) if isinstance(value, Rows) else value
-    )
+    pieces = transform(work.pieces, lambda value: pipelines.restore(value) if isinstance(value, Rows) else value)
     if state is not None:
         backend.load(state)
     if controls is not None:  # after the state: a schedule's number follows from the step that is in the state
         backend.turn(pickle.loads(controls))
-    return replace(command, work=replace(command.work, pieces=pieces))
+    return command, replace(work, pieces=pieces)

@@ -10,7 +10,8 @@ from lockstep.core import batches, plan, tree
 from lockstep.data.source import Source
 from lockstep.display.verbosity import PassLine
 from lockstep.errors import BatchError
-from lockstep.processes.commands import Command, Evaluate, Predict
+from lockstep.processes import commands
+from lockstep.processes.commands import Command
 from lockstep.training.session import Session
 from lockstep.training.step_logs import Totals
 
@@ -88,7 +89,7 @@ def evaluate(
     """
     metrics = session.metric_objects.start()
     totals = Totals(session.columns, others=metrics.values)
-    for num_shards, _, shards in _gather(session, Evaluate, over(lambda: islice(data.epoch(0), steps))):
+    for num_shards, _, shards in _gather(session, commands.evaluate, over(lambda: islice(data.epoch(0), steps))):
         session.update_metrics(metrics, num_shards)
         sums = tree.fold([shards.get(shard) for shard in range(num_shards)], np.add)
         assert sums is not None
@@ -99,7 +100,7 @@ def evaluate(
 def _predict(session: Session, inputs: Iterator[Any]) -> Any:
     """Return the outputs for every batch of inputs, put end to end."""
     rows = []
-    for num_shards, num_examples, shards in _gather(session, Predict, inputs):
+    for num_shards, num_examples, shards in _gather(session, commands.predict, inputs):
         sizes = plan.sizes(num_examples, num_shards)
         for shard in sorted(shards):
             batches.check_rows(shards[shard], sizes[shard])
@@ -107,14 +108,14 @@ def _predict(session: Session, inputs: Iterator[Any]) -> Any:
     return batches.join(rows, np.concatenate)
 
 
-def _gather(session: Session, command: type[Command], read: Iterator[Any]) -> Iterator[tuple[int, int, dict[int, Any]]]:
+def _gather(session: Session, command: Command, read: Iterator[Any]) -> Iterator[tuple[int, int, dict[int, Any]]]:
     """Yield for every batch the numbers of shards and examples, and every shard's answer; the first batch decides."""
     num_shards = None
     reduction = session.run.reduction
     for index, batch in enumerate(read):
         num_examples = batches.count(batch)
         num_shards = num_shards or session.num_shards(num_examples)
-        if command is Evaluate and reduction is None:  # for this evaluation alone: it is the first step that decides
+        if command is commands.evaluate and reduction is None:  # for this pass alone: the first step decides
             reduction = session.read_reduction(batch)
         works, _ = session.plan(batch, index, num_shards, reduction)
         yield num_shards, num_examples, session.gather(command, works)

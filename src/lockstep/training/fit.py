@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from os import PathLike
 from typing import Any, NoReturn
 
 from lockstep.backends.base import Deferred
@@ -11,45 +9,21 @@ from lockstep.callbacks import Chain, History
 from lockstep.callbacks.backups import check_backups
 from lockstep.callbacks.base import Callback, Params
 from lockstep.callbacks.callback_list import checked
-from lockstep.checkpoint import Checkpoint, Snapshot
+from lockstep.checkpoint import Snapshot
 from lockstep.checkpoint.autosave import Autosave, Beginning, print_notice
 from lockstep.core import batches
 from lockstep.data.source import Source
 from lockstep.display.verbosity import create_displays
-from lockstep.errors import ArgumentError, BatchError
+from lockstep.errors import BatchError
 from lockstep.launch.termination import StopRequested, Termination
-from lockstep.processes.commands import Evaluate
-from lockstep.training.call_arguments import checked_integer, checked_optional
+from lockstep.processes import commands
 from lockstep.training.evaluate import open_pass
-from lockstep.training.loop import Epochs, Loop, Place
+from lockstep.training.fit_options import FitOptions
+from lockstep.training.loop import Loop, Place
 from lockstep.training.open_data import DEFAULT_BATCH_SIZE
 from lockstep.training.resume import check_readable_again, resume_fit, take_fit_snapshot
 from lockstep.training.session import Session
 from lockstep.training.timing import StepTimes
-from lockstep.training.validation import Validation
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """What `fit` was asked for, beside the data to train on."""
-
-    epochs: int
-    initial_epoch: int
-    steps_per_epoch: int | None
-    validation: Validation | None
-    callbacks: Sequence[Any] | None  # Lockstep's, or Keras's as they are
-    checkpoint: str | PathLike[str] | Checkpoint | None
-    verbose: int
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "initial_epoch"):
-            object.__setattr__(self, name, checked_integer(name, getattr(self, name), least=0))
-        object.__setattr__(self, "steps_per_epoch", checked_optional("steps_per_epoch", self.steps_per_epoch))
-        if self.initial_epoch and self.checkpoint is not None:
-            raise ArgumentError(
-                "A run with checkpoint= goes on at the epoch that its folder holds. Got initial_epoch="
-                f"{self.initial_epoch} and checkpoint={str(self.checkpoint)!r}. Leave initial_epoch out."
-            )
 
 
 def fit(session: Session, trainer: Any, open_data: Callable[[], Source], options: FitOptions) -> History:
@@ -124,14 +98,8 @@ class _Fit:
         session.opening_shown = True  # or was not to be shown
         session.batch_size = data.batch_size
         session.breakdown = None
-        self.loop = Loop(
-            session,
-            data,
-            Epochs(options.epochs, options.steps_per_epoch, rule, validation_data),
-            self._create_chain(callbacks, data),
-            Place(options.initial_epoch),
-            termination,
-        )
+        chain = self._create_chain(callbacks, data)
+        self.loop = Loop(session, options, data, validation_data, chain, termination)
         if autosave is not None:
             self.loop.metrics.state()  # refuses at once what no checkpoint can hold
         if session.processes.share(lambda: options.verbose >= 2):
@@ -197,7 +165,7 @@ class _Fit:
         session.decide_shards(batches.count(batch))
         if not beginning.has_state:  # an evaluation makes the variables of a model that has none before its first batch
             works, _ = session.plan(batch, session.run.step, session.num_shards(1), session.run.reduction)
-            session.gather(Evaluate, works)
+            session.gather(commands.evaluate, works)
         beginning.save(session.run)
 
     def save_if_due(self, logs: Mapping[str, float] | None) -> None:

@@ -20,10 +20,10 @@ from lockstep.data.source import Source
 from lockstep.errors import BatchError
 from lockstep.launch.termination import Termination
 from lockstep.training.evaluate import evaluate
+from lockstep.training.fit_options import FitOptions
 from lockstep.training.session import Session
 from lockstep.training.step_logs import Totals
 from lockstep.training.timing import StepTimes
-from lockstep.training.validation import Validation
 
 
 @dataclass
@@ -38,37 +38,28 @@ class Place:
     stopped: bool = False  # whether a callback has ended the training
 
 
-@dataclass(frozen=True)
-class Epochs:
-    """How far a loop runs, and on what it validates."""
-
-    num_epochs: int
-    steps_per_epoch: int | None = None
-    validation: Validation | None = None
-    validation_data: Source | None = None  # one source for all epochs: workers have a pipeline that was sent once
-
-
 class Loop:
     """The epochs of one `fit`."""
 
     def __init__(
         self,
         session: Session,
+        options: FitOptions,
         data: Source,
-        epochs: Epochs,
+        validation_data: Source | None,
         callbacks: Chain,
-        place: Place,
         termination: Termination,
     ) -> None:
         self.session = session
         self.data = data
         self.data_state: Any = None  # what the data said of itself when it was saved; for the first batch
         self.callbacks = callbacks
-        self.place = place
+        self.place = Place(options.initial_epoch)
         self.metrics = session.metric_objects.start()  # their state over the epoch
         self.measured: dict[str, float] = {}  # in the last epoch, before callbacks wrote into its logs
         self.terminated = False  # whether any of the processes got SIGTERM, as all agree
-        self.epochs = epochs
+        self.options = options
+        self._validation_data = validation_data  # for all epochs: workers have a pipeline that was sent once
         self._termination = termination
         self.times: StepTimes | None = None  # of `fit(verbose=2)`
         self._endless_batches: Iterator[Any] | None = None  # data that goes on from epoch to epoch
@@ -76,7 +67,7 @@ class Loop:
     @property
     def over(self) -> bool:
         """Whether no epoch is left."""
-        return self.place.stopped or self.place.epoch >= self.epochs.num_epochs
+        return self.place.stopped or self.place.epoch >= self.options.epochs
 
     def run(self, before_first_step: Callable[[Any], None] | None = None) -> Iterator[dict[str, float] | None]:
         """Run the epochs from the place on.
@@ -93,7 +84,7 @@ class Loop:
             started = time.perf_counter() - place.seconds
             totals = Totals(session.columns, place.sums, self.metrics.values)
             first = place.batch
-            steps = self.epochs.steps_per_epoch
+            steps = self.options.steps_per_epoch
             batches = self._termination.over(functools.partial(self._open_epoch, first))
             for batch in itertools.islice(batches, None if steps is None else max(steps - first, 0)):
                 callbacks.on_train_batch_begin(place.batch)
@@ -112,7 +103,7 @@ class Loop:
                 yield None
             if not place.batch:
                 raise BatchError(
-                    f"An epoch holds at least one batch. Epoch {place.epoch + 1} of {self.epochs.num_epochs} had "
+                    f"An epoch holds at least one batch. Epoch {place.epoch + 1} of {self.options.epochs} had "
                     "none. Give more data."
                 )
             # May wait for a device, as part of the epoch.
@@ -128,7 +119,7 @@ class Loop:
     def _end_epoch(self, logs: dict[str, float]) -> dict[str, float]:
         """Validate, record, call the callbacks, and return what they made of the logs; the next epoch is next."""
         session, place, callbacks, epoch = self.session, self.place, self.callbacks, self.place.epoch
-        rule, data = self.epochs.validation, self.epochs.validation_data
+        rule, data = self.options.validation, self._validation_data
         if rule is not None and data is not None:
             callbacks.params["validated"] = due = rule.is_due(epoch)
             if due:

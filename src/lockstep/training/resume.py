@@ -8,28 +8,15 @@ import numpy as np
 
 from lockstep.checkpoint import Snapshot
 from lockstep.checkpoint.autosave import Autosave, print_notice, starts_anew
-from lockstep.checkpoint.snapshot import check_facts
+from lockstep.checkpoint.snapshot import Types, check_facts
 from lockstep.data.source import Source
 from lockstep.errors import ExactError, StateError
 from lockstep.training.loop import Loop, Place
 from lockstep.training.session import Session
 from lockstep.training.step_logs import Totals
 
-_FACTS: dict[str, type | tuple[type, ...]] = {
-    "place": dict,
-    "epochs": int,
-    "data": dict,
-    "history": dict,
-    "callbacks": list,
-}
-_PLACE: dict[str, type | tuple[type, ...]] = {
-    "epoch": int,
-    "batch": int,
-    "sums": np.ndarray,
-    "logs": dict,
-    "seconds": float,
-    "stopped": bool,
-}
+_FACTS: Types = {"place": dict, "epochs": int, "data": dict, "history": dict, "callbacks": list}
+_PLACE: Types = {"epoch": int, "batch": int, "sums": np.ndarray, "logs": dict, "seconds": float, "stopped": bool}
 
 
 def take_fit_snapshot(session: Session, loop: Loop, data_state: Any, logs: Mapping[str, float]) -> Snapshot:
@@ -39,7 +26,7 @@ def take_fit_snapshot(session: Session, loop: Loop, data_state: Any, logs: Mappi
         place.logs = dict(Totals(session.columns, place.sums))
     facts = {
         "place": asdict(place),
-        "epochs": loop.epochs.num_epochs,
+        "epochs": loop.options.epochs,
         "data": {**_data_facts(loop), "state": data_state},
         "history": session.history.state_dict(),
         "callbacks": loop.callbacks.state_dict(),
@@ -59,7 +46,7 @@ def resume_fit(session: Session, loop: Loop, autosave: Autosave, open_data: Call
     check_facts(facts["place"], _PLACE)
     if starts_anew(saved, session.run, loop.data.batch_size, len(session.devices)):
         return None
-    epochs = loop.epochs.num_epochs
+    epochs = loop.options.epochs
     place = Place(**{name: facts["place"][name] for name in _PLACE})
     place.stopped &= epochs <= facts["epochs"]
     over = place.stopped or place.epoch >= epochs
@@ -99,11 +86,8 @@ def check_readable_again(data: Source) -> None:
 
 def _data_facts(loop: Loop) -> dict[str, Any]:
     data = loop.data
-    return {
-        "batch_size": data.batch_size,
-        "examples": data.num_examples,
-        "steps_per_epoch": loop.epochs.steps_per_epoch,
-    }
+    steps_per_epoch = loop.options.steps_per_epoch
+    return {"batch_size": data.batch_size, "examples": data.num_examples, "steps_per_epoch": steps_per_epoch}
 
 
 def _check_data(here: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ What a trainer's methods do is done through a session, and so is everything that
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -26,7 +26,7 @@ from lockstep.data.source import Source
 from lockstep.devices import is_cpu
 from lockstep.errors import StateError
 from lockstep.processes.base import Processes
-from lockstep.processes.commands import Command, Copies, Digests, JudgeLoss, Outputs
+from lockstep.processes.commands import Command, compute_digests, copy_array, judge_loss, take_outputs
 from lockstep.training.open_data import DEFAULT_BATCH_SIZE, open_source
 from lockstep.training.run_state import Run
 from lockstep.training.step import TURN, Outcome
@@ -166,7 +166,7 @@ class Session:
             for piece in batches.cut(batch, num_shards):
                 if piece is not None:
                     pieces = {first: {0: piece}, **{replica: {} for replica in others}}
-                    found = JudgeLoss(replace(work, pieces=pieces)).run(processes.member)
+                    found = judge_loss(processes.member, replace(work, pieces=pieces))
                     if found is not None:  # a shard whose loss is 0 tells nothing
                         return found
             return None
@@ -196,14 +196,14 @@ class Session:
         self._last_outcome = weakref.ref(outcome)
         return outcome
 
-    def gather(self, command: type[Command], works: Sequence[Work]) -> dict[int, Any]:
+    def gather(self, command: Command, works: Sequence[Work]) -> dict[int, Any]:
         """Run the command in every process on its part of a batch; return all answers by shard."""
-        return _merge(self.processes.gather([command(work) for work in works]))
+        answers = self.processes.gather(command, works)
+        return {key: value for answer in answers for key, value in answer.items()}
 
-    def ask(self, question: Callable[[Work], Command]) -> dict[int, Any]:
+    def ask(self, question: Command) -> dict[int, Any]:
         """Run a command without a batch in every process; return all answers by replica, or by shard."""
-        command = question(self.plan_nothing())
-        return _merge(self.processes.gather([command] * len(self.processes.replicas())))
+        return self.gather(question, [self.plan_nothing()] * len(self.processes.replicas()))
 
     def grad_norm(self, outcome: Outcome) -> float:
         """Return the norm of the gradient of the last step."""
@@ -224,7 +224,7 @@ class Session:
 
     def outputs(self, num_shards: int | None = None) -> tuple[dict[int, Pair], Setting]:
         """Return outputs and targets of the last batch by shard, and the context to compute metrics of them in."""
-        return self.ask(Outputs), self.metric_setting(num_shards)
+        return self.ask(take_outputs), self.metric_setting(num_shards)
 
     def update_metrics(self, metrics: MetricPass, num_shards: int | None = None) -> None:
         """Bring the batch that was just computed to the metric objects, if there are any."""
@@ -246,14 +246,14 @@ class Session:
 
     def digests(self) -> dict[str, str]:
         """Return the sha256 of every array of the state, by name; raise if two replicas differ."""
-        return digest.agreed(self.ask(Digests), self.devices, self.run.step)
+        return digest.agreed(self.ask(compute_digests), self.devices, self.run.step)
 
     def copies(self, name: str) -> list[Array]:
         """Return one array of the state as it is on each device, in the devices' order."""
         names = self.backend.state()
         if not isinstance(name, str) or name not in names:
             raise StateError(f"The state has its arrays by name. Got {show(name)}. Name one of {', '.join(names)}.")
-        return [copy for _, copy in sorted(self.ask(partial(Copies, array=name)).items())]
+        return [copy for _, copy in sorted(self.ask(partial(copy_array, name)).items())]
 
     def snapshot(self, **more: Any) -> Snapshot:
         """Return a copy of everything that the rest of the run follows from; `more` is added to its facts."""
@@ -289,7 +289,3 @@ def _computing(backend: Backend, work: Work) -> Iterator[None]:
 def _even_plan(num_shards: int, num_devices: int) -> Plan:
     """Return the same object for the same numbers, so that a step compares plans by identity."""
     return Plan.even(num_shards, num_devices)
-
-
-def _merge(answers: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
-    return {key: value for answer in answers for key, value in answer.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.core.batches import count
 from lockstep.core.time_breakdown import Breakdown
-from lockstep.processes.commands import Times
+from lockstep.processes.commands import take_times
 from lockstep.training.session import Session
 
 
@@ -21,7 +21,7 @@ class StepTimes:
         self._seconds = 0.0
         self._num_steps = 0
         self._num_examples = 0
-        session.ask(Times)  # what was before does not count
+        session.ask(take_times)  # what was before does not count
 
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, with the time that this process waits for them counted as input."""
@@ -42,7 +42,7 @@ class StepTimes:
 
     def breakdown(self) -> Breakdown:
         """Return everything so far."""
-        for replica, seconds in self._session.ask(Times).items():
+        for replica, seconds in self._session.ask(take_times).items():
             self._parts.setdefault(replica, Counter()).update(seconds)
         replicas = sorted(self._parts)
         devices = [self._session.devices[replica] for replica in replicas]

@@ -1,15 +1,17 @@
-"""The validation of a fit: on which data, how much of it, and after which epochs."""
+"""What `fit` was asked for, beside the data to train on: how far, what is validated, callbacks, checkpoint."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from os import PathLike
 from typing import Any
 
+from lockstep.checkpoint import Checkpoint
 from lockstep.core import batches
 from lockstep.core.arguments import is_number, show
 from lockstep.errors import ArgumentError, BatchError
-from lockstep.training.call_arguments import checked_optional
+from lockstep.training.call_arguments import checked_integer, checked_optional
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,29 @@ class Validation:
 
 def _is_epoch(value: Any) -> bool:
     return isinstance(value, Integral) and value is not True and int(value) >= 1
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The options of one `fit`."""
+
+    epochs: int
+    initial_epoch: int
+    steps_per_epoch: int | None
+    validation: Validation | None
+    callbacks: Sequence[Any] | None  # Lockstep's, or Keras's as they are
+    checkpoint: str | PathLike[str] | Checkpoint | None
+    verbose: int
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "initial_epoch"):
+            object.__setattr__(self, name, checked_integer(name, getattr(self, name), least=0))
+        object.__setattr__(self, "steps_per_epoch", checked_optional("steps_per_epoch", self.steps_per_epoch))
+        if self.initial_epoch and self.checkpoint is not None:
+            raise ArgumentError(
+                "A run with checkpoint= goes on at the epoch that its folder holds. Got initial_epoch="
+                f"{self.initial_epoch} and checkpoint={str(self.checkpoint)!r}. Leave initial_epoch out."
+            )
 
 
 def split_validation(data: Any, fraction: float, read_arrays: Callable[[Any], Any]) -> tuple[Any, Any]:
