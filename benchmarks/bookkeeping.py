@@ -100,12 +100,12 @@ def watched() -> Watch:
     return watch
 
 
-def timed_serve(berth: Any, link: Any) -> None:
+def timed_serve(setup: Any, channel: Any) -> None:
     """A worker that also tells what it did before its first shards."""
     watch = watched()
     watch.around(worker_loop.parcel, "unpack", "worker: unpack")
     try:
-        worker_loop.serve(berth, link)
+        worker_loop.serve(setup, channel)
     finally:
         Path(os.environ[FOLDER], "worker.json").write_text(json.dumps(watch.seconds))
 
@@ -117,7 +117,7 @@ def measure(steps: int) -> dict[str, float]:
         local_workers.serve = timed_serve
         watch = watched()
         watch.through(ArraySource, "epoch", "input: gather")
-        watch.around(local_workers.LocalWorkers, "_tell", "tell the workers")
+        watch.around(local_workers.LocalWorkers, "_send", "send to the workers")
         case = CASES["lenet"]
         images, labels = data(case)
         with lockstep.wrap(*trained(case), devices=2, shards=2, threads=1) as trainer:
