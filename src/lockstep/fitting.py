@@ -13,10 +13,10 @@ import numpy as np
 from lockstep import forward, snapshots
 from lockstep.backends.base import HasTrainingMode
 from lockstep.beginning import Beginning, starts_anew
-from lockstep.callbacks import Chain, History
+from lockstep.callbacks import CallbackList, History
 from lockstep.callbacks.backups import check_backups
 from lockstep.callbacks.base import Params
-from lockstep.callbacks.callback_list import checked
+from lockstep.callbacks.callback_list import check_callbacks
 from lockstep.checkpoint import Checkpoint, Snapshot
 from lockstep.core import loop
 from lockstep.core.metrics import Column, Sums
@@ -120,7 +120,7 @@ class Fit:
         termination: Termination,
     ) -> None:
         first = trainer._team.first
-        given = checked(asked.callbacks)
+        given = check_callbacks(asked.callbacks)
         check_backups(given, asked.checkpoint, trainer.exact)
         self._trainer, self._asked, self._read = trainer, asked, read
         self._train = train = self._opened()
@@ -148,7 +148,7 @@ class Fit:
         self.place = loop.Place(asked.initial_epoch)
         habits = trainer._recipe.habits
         callbacks = [*(make() for make in habits.callbacks), *given]
-        self.chain = Chain(
+        self.chain = CallbackList(
             [*callbacks, *create_displays(asked.verbose, habits.words)] if first else [], trainer, params
         )
         backend = trainer._backend
@@ -166,7 +166,7 @@ class Fit:
             self._metrics.state()  # refuses at once what no checkpoint can hold
         self._watch = Watch(trainer, bool(given)) if trainer._team.share(lambda: asked.verbose >= 2) else None
         if not first:
-            for callback in checked(callbacks):
+            for callback in check_callbacks(callbacks):
                 callback.set_trainer(trainer)  # the first process runs them; they may be asked here
 
     # -- beginning

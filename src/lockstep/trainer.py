@@ -11,7 +11,7 @@ import numpy as np
 from lockstep import fitting, forward, snapshots, verification
 from lockstep.backends.base import Array, Backend, Recipe, State, Work
 from lockstep.callbacks import History
-from lockstep.checkpoint import Checkpoint, Snapshot, find, write
+from lockstep.checkpoint import Checkpoint, Snapshot, read_newest, write
 from lockstep.core import batches, digest, hyperparameters, plan
 from lockstep.core.arguments import show
 from lockstep.core.metric_objects import MetricObjects
@@ -310,6 +310,10 @@ class Trainer(Generic[Model]):
         """A copy of every array of the state, by name: the model's, the optimizer's and the rest."""
         return self._backend.state()
 
+    def model_arrays(self) -> Mapping[str, Any]:
+        """The model's arrays as the framework's own, on the first device, not copied; valid until the next step."""
+        return self._backend.model_arrays()
+
     def copies(self, name: str) -> list[Array]:
         """One array of the state as it lies on each device, in the devices' order."""
         there = self._backend.state()
@@ -330,7 +334,7 @@ class Trainer(Generic[Model]):
 
     def restore(self, path: str | PathLike[str]) -> None:
         """Takes over a checkpoint, or the newest whole one in a folder of them, saved on any number of devices."""
-        self._restore(self._team.share(lambda: find(path)))
+        self._restore(self._team.share(lambda: read_newest(path)))
 
     def _snapshot(self, **more: Any) -> Snapshot:
         return snapshots.take(self._recipe, self._backend, self._run, **more)
