@@ -71,7 +71,7 @@ def to_numpy(array: Any) -> Any:
 
 def from_numpy(data: Any, like: Any) -> Any:
     """A copy on the device."""
-    return put(data, _place(like), may_alias=False)
+    return put(np.array(data), _place(like), may_alias=False)  # numpy's memory may be shared all the same
 
 
 def write(value: Any, target: Any) -> Any:
