@@ -15,7 +15,7 @@ FRAMEWORKS = {"torch", "jax", "flax", "optax", "tensorflow", "keras", "mxnet"}
 # A backend knows neither the loop nor how many devices there are.
 ABOVE_THE_SEAM = "lockstep.training lockstep.processes lockstep.core.plan"
 # A backend packs its own model for the workers.
-SEAM = "cloudpickle lockstep.errors lockstep.core lockstep.backends.base"
+SEAM = "cloudpickle ml_dtypes lockstep.errors lockstep.core lockstep.backends.base"
 # Of Keras's optimizers and losses, without Keras: TensorFlow's own variables and functions go with them too.
 KERAS = "lockstep.backends.keras_optimizer_state lockstep.backends.loss_denominator"
 
@@ -37,7 +37,7 @@ class Room:
 ROOMS = [  # the first that fits a file is its room
     Room(
         "core/",
-        "numpy lockstep.errors lockstep.core",
+        "numpy ml_dtypes lockstep.errors lockstep.core",
         never="time datetime",
         types="lockstep.backends.base",
     ),
@@ -76,7 +76,7 @@ ROOMS = [  # the first that fits a file is its room
     ),
     Room(
         "checkpoint/",
-        "numpy safetensors lockstep.errors lockstep.core lockstep.checkpoint lockstep.backends.base "
+        "numpy ml_dtypes lockstep.errors lockstep.core lockstep.checkpoint lockstep.backends.base "
         "lockstep.training.run_state",
     ),
     Room("launch/", "cloudpickle lockstep.errors lockstep.launch lockstep.core.plan"),

@@ -83,7 +83,7 @@ def train(num_devices, batch_size, lr):
         (test,) = lockstep.split(examples(*test_data), devices[:1])
         history.record(epoch, {"val_accuracy": accuracy(replicas[0], *test)}, seconds)
         history.plot(f"from_scratch_torch_{num_devices}.png")  # after every epoch
-    print(history.closing())
+    print(history.summarize())
     for device, params in zip(devices, on_host, strict=True):
         print(device, hashlib.sha256(b"".join(param.tobytes() for param in params)).hexdigest())
 

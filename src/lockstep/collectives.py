@@ -15,7 +15,7 @@ from numbers import Number
 from typing import Any, TypeVar
 
 from lockstep.backends import registry
-from lockstep.backends.array_ops import ArrayOps
+from lockstep.backends.array_ops import ArrayOps, name_dtype
 from lockstep.core import batches, plan, tree
 from lockstep.devices import resolve
 from lockstep.errors import BatchError
@@ -164,7 +164,7 @@ def _keys(nest: Any) -> Any:
 
 def _check(column: Sequence[Any], backend: ArrayOps) -> None:
     """Refuses arrays that cannot be added as they are."""
-    forms = [None if array is None else (tuple(array.shape), _type(array)) for array in column]
+    forms = [None if array is None else (tuple(array.shape), name_dtype(array)) for array in column]
     for index, form in enumerate(forms):
         if form != forms[0]:
             raise BatchError(
@@ -237,12 +237,6 @@ def _told(nest: Any) -> str:
 
 def _form(form: tuple[tuple[int, ...], str] | None) -> str:
     return "None" if form is None else f"{form[0]} of {form[1]}"
-
-
-def _type(array: Any) -> str:
-    """An array's type in one word, whatever the framework makes of it: a word, a class, an object with a name."""
-    dtype = array.dtype
-    return str(getattr(dtype, "name", getattr(dtype, "__name__", dtype))).rpartition(".")[2].rstrip("_")
 
 
 def _kind(value: Any) -> str:

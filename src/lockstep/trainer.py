@@ -7,7 +7,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from lockstep.backends.base import Array, State
 from lockstep.callbacks import History
-from lockstep.checkpoint import Checkpoint, find, write
+from lockstep.checkpoint import Checkpoint, read_newest, write
 from lockstep.checkpoint.snapshot import check_state
 from lockstep.core import batches, digest
 from lockstep.core.scores import Scores
@@ -197,6 +197,10 @@ class Trainer(Generic[Model]):
         """Return a copy of every array of the state, by name: the model's, the optimizer's and the rest."""
         return self.session.backend.state()
 
+    def model_arrays(self) -> Mapping[str, Any]:
+        """Return the model's arrays as the framework's own, on the first device; valid until the next step."""
+        return self.session.backend.model_arrays()
+
     def copies(self, name: str) -> list[Array]:
         """Return one array of the state as it is on each device, in the devices' order."""
         return self.session.copies(name)
@@ -212,7 +216,7 @@ class Trainer(Generic[Model]):
 
     def restore(self, path: str | PathLike[str]) -> None:
         """Take over a checkpoint, or the newest whole one in a folder of them, saved on any number of devices."""
-        self.session.restore(self.session.processes.share(lambda: find(path)))
+        self.session.restore(self.session.processes.share(lambda: read_newest(path)))
 
     def digest(self) -> str:
         """Return the sha256 of the whole state: equal digests, equal bits. Also checks that all replicas agree."""

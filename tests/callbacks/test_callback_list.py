@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.callbacks import Callback, Chain, History
+from lockstep.callbacks import Callback, CallbackList, History
 from lockstep.callbacks.base import NO_LOGS, Params
 from lockstep.errors import LockstepError, StateError
 
@@ -32,17 +32,17 @@ def recorder(name: str, calls: list[tuple[Any, ...]]) -> Callback:
 
 def test_every_moment_reaches_every_callback_in_order() -> None:
     calls: list[tuple[Any, ...]] = []
-    chain = Chain([recorder("a", calls), recorder("b", calls)], trainer=None, params=PARAMS)
+    chain = CallbackList([recorder("a", calls), recorder("b", calls)], trainer=None, params=PARAMS)
     logs = {"loss": 0.5}
     for moment, arguments in MOMENTS:
         getattr(chain, moment)(*arguments, logs)
     assert calls == [(name, moment, *arguments, logs) for moment, arguments in MOMENTS for name in "ab"]
 
 
-def test_the_chain_has_every_moment_of_a_callback() -> None:
+def test_the_list_has_every_method_of_a_callback() -> None:
     public = {name for name, value in vars(Callback).items() if callable(value) and not name.startswith("_")}
     assert {"on_epoch_end", "set_params", "state_dict", "load_state_dict", "close"} <= public
-    assert public - set(vars(Chain)) == set()
+    assert public - set(vars(CallbackList)) == set()
 
 
 @pytest.mark.parametrize(("moment", "arguments"), MOMENTS)
@@ -55,7 +55,7 @@ def test_callbacks_see_the_trainer_and_share_the_params() -> None:
     trainer = SimpleNamespace(stop_training=False)
     first, second = Callback(), Callback()
     params: Params = {"epochs": 1, "batch_size": None}
-    Chain([first, second], trainer, params)
+    CallbackList([first, second], trainer, params)
     params["batch_size"] = 64  # learned from the first batch
     assert first.params["batch_size"] == second.params["batch_size"] == 64
     second.trainer.stop_training = True
@@ -64,17 +64,17 @@ def test_callbacks_see_the_trainer_and_share_the_params() -> None:
 
 def test_params_of_one_callback_do_not_leak_into_another() -> None:
     callback = Callback()
-    Chain([callback], trainer=None, params=PARAMS)
+    CallbackList([callback], trainer=None, params=PARAMS)
     assert Callback().params == {}
 
 
-def test_logs_are_a_mapping_that_nobody_can_fill() -> None:
+def test_the_default_logs_cannot_be_written_to() -> None:
     assert dict(NO_LOGS) == {}
     with pytest.raises(TypeError):
         NO_LOGS["loss"] = 1.0  # type: ignore[index]
 
 
-def test_close_reaches_everyone_also_when_one_raises() -> None:
+def test_close_reaches_every_callback_also_if_one_raises() -> None:
     closed = []
 
     class Broken(Callback):
@@ -87,23 +87,23 @@ def test_close_reaches_everyone_also_when_one_raises() -> None:
             closed.append("sound")
 
     with pytest.raises(OSError, match="disk full"):
-        Chain([Broken(), Sound()], trainer=None, params=PARAMS).close()
+        CallbackList([Broken(), Sound()], trainer=None, params=PARAMS).close()
     assert closed == ["broken", "sound"]
 
 
 @pytest.mark.parametrize(
     ("callbacks", "message"),
     [
-        (Callback(), r"callbacks is a list\. Got Callback\(\)\. Write callbacks=\[Callback\(\)\]\."),
-        (3, r"callbacks is a list\. Got 3\. Write callbacks=\[3\]\."),
-        ([Callback], r"Got the class Callback at callbacks\[0\]\. Write Callback\(\)\."),
-        ([Callback(), print], r"Got <built-in function print> at callbacks\[1\]\. Subclass lockstep\.Callback"),
-        ([History()], r"Got History\(0 epochs\) at callbacks\[0\]"),  # a value, not a callback as in Keras
+        (Callback(), r"callbacks must be a list\. Got Callback\(\)\. Use callbacks=\[Callback\(\)\]\."),
+        (3, r"callbacks must be a list\. Got 3\. Use callbacks=\[3\]\."),
+        ([Callback], r"callbacks\[0\] is the class Callback, not an instance\. Use Callback\(\)\."),
+        ([Callback(), print], r"callbacks\[1\] is <built-in function print>, not a lockstep\.Callback\. Subclass"),
+        ([History()], r"callbacks\[0\] is History\(0 epochs\), not a"),  # a value, not a callback as in Keras
     ],
 )
-def test_what_is_no_callback_is_refused(callbacks: Any, message: str) -> None:
+def test_a_value_that_is_not_a_callback_raises(callbacks: Any, message: str) -> None:
     with pytest.raises(LockstepError, match=message):
-        Chain(callbacks, trainer=None, params=PARAMS)
+        CallbackList(callbacks, trainer=None, params=PARAMS)
 
 
 class Count(Callback):
@@ -123,8 +123,8 @@ class Other(Count):
     pass
 
 
-def test_states_go_to_the_callbacks_they_came_from() -> None:
-    saved = Chain([Count(1), Callback(), Other(2), Count()], trainer=None, params=PARAMS).state_dict()
+def test_states_are_loaded_into_the_callbacks_they_came_from() -> None:
+    saved = CallbackList([Count(1), Callback(), Other(2), Count()], trainer=None, params=PARAMS).state_dict()
     assert saved == [
         {"name": "Count", "state": {"count": 1}},
         {"name": "Other", "state": {"count": 2}},
@@ -132,7 +132,7 @@ def test_states_go_to_the_callbacks_they_came_from() -> None:
     ]
     # What has no state may come and go.
     callbacks = [Callback(), Count(), Other(), Callback(), Count(9)]
-    Chain(callbacks, trainer=None, params=PARAMS).load_state_dict(saved)
+    CallbackList(callbacks, trainer=None, params=PARAMS).load_state_dict(saved)
     assert [callback.count for callback in callbacks if isinstance(callback, Count)] == [1, 2, 0]
 
 
@@ -145,14 +145,13 @@ def test_states_go_to_the_callbacks_they_came_from() -> None:
         ([Count(), Other(), Other()], "Count, Other, Other"),
     ],
 )
-def test_other_callbacks_are_refused(callbacks: list[Callback], here: str) -> None:
-    saved = Chain([Count(1), Other(2)], trainer=None, params=PARAMS).state_dict()
+def test_states_of_other_callbacks_raise(callbacks: list[Callback], here: str) -> None:
+    saved = CallbackList([Count(1), Other(2)], trainer=None, params=PARAMS).state_dict()
     with pytest.raises(StateError) as caught:
-        Chain(callbacks, trainer=None, params=PARAMS).load_state_dict(saved)
+        CallbackList(callbacks, trainer=None, params=PARAMS).load_state_dict(saved)
     assert str(caught.value) == (
-        "A run goes on with the callbacks that it had. "
-        f"Saved are the states of Count, Other, and fit was given {here}. "
-        "Give callbacks=[...] of these classes in this order."
+        f"The checkpoint has the states of these callbacks: Count, Other; fit() was given {here}. "
+        "Give callbacks=[...] of the same classes in the same order."
     )
     assert all(callback.count == 0 for callback in callbacks if isinstance(callback, Count))
 
@@ -161,4 +160,4 @@ def test_a_bare_callback_has_no_state() -> None:
     callback = Callback()
     assert callback.state_dict() == {}
     callback.load_state_dict({})
-    assert Chain([callback], trainer=None, params=PARAMS).state_dict() == []
+    assert CallbackList([callback], trainer=None, params=PARAMS).state_dict() == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from callbacks.stage import Stage, epochs, fit
+from callbacks.fake_trainer import FakeTrainer, epochs, fit
 from lockstep.callbacks import CSVLogger
 from lockstep.errors import CallbackError
 
@@ -20,7 +20,7 @@ def lines(path: Path) -> list[str]:
     return text.splitlines()
 
 
-def test_a_row_is_there_when_its_epoch_ends(tmp_path: Path) -> None:
+def test_a_row_is_written_when_its_epoch_ends(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "log.csv"
     logger = CSVLogger(path)
     logger.on_train_begin()
@@ -35,11 +35,11 @@ def test_a_row_is_there_when_its_epoch_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("append", "expected"), [(True, ["epoch,loss", "0,1.0", "1,2.0", "0,3.0"]), (False, ["epoch,loss", "0,3.0"])]
 )
-def test_a_second_fit_goes_below_or_in_place(append: bool, expected: list[str], tmp_path: Path) -> None:
+def test_a_second_fit_appends_or_replaces(append: bool, expected: list[str], tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     logger = CSVLogger(path, append)
-    fit(Stage(), [logger], epochs("loss", [1, 2]))
-    fit(Stage(), [logger], epochs("loss", [3]))
+    fit(FakeTrainer(), [logger], epochs("loss", [1, 2]))
+    fit(FakeTrainer(), [logger], epochs("loss", [3]))
     assert lines(path) == expected
 
 
@@ -50,12 +50,12 @@ def test_a_resumed_run_repeats_and_loses_no_row(cut: int, lost: int, append: boo
     """The checkpoint is that of `cut` epochs; `lost` more were made, logged, and are made again."""
     path = tmp_path / "log.csv"
     path.write_text("epoch,loss\n0,7.5\n1,8.5\n")  # another run's
-    stage = Stage()
-    saved = fit(stage, [CSVLogger(path, append)], LOSSES[:cut])
+    trainer = FakeTrainer()
+    saved = fit(trainer, [CSVLogger(path, append)], LOSSES[:cut])
     if cut == 0:
         saved = [{"name": "CSVLogger", "state": {"rows_before": 2 if append else 0}}]
-    fit(Stage(), [CSVLogger(path, append)], LOSSES[cut : cut + lost], first=cut, state=saved)
-    fit(stage, [CSVLogger(path, append)], LOSSES[cut:], first=cut, state=saved)
+    fit(FakeTrainer(), [CSVLogger(path, append)], LOSSES[cut : cut + lost], first=cut, state=saved)
+    fit(trainer, [CSVLogger(path, append)], LOSSES[cut:], first=cut, state=saved)
     before = ["0,7.5", "1,8.5"] if append else []
     assert lines(path) == [ROWS[0], *before, *ROWS[1:]]
 
@@ -70,46 +70,47 @@ def test_a_resumed_run_repeats_and_loses_no_row(cut: int, lost: int, append: boo
     ],
 )
 def test_rows_that_the_file_has_lost_come_from_the_history(left: str, tmp_path: Path) -> None:
-    path, stage = tmp_path / "log.csv", Stage()
-    saved = fit(stage, [CSVLogger(path)], LOSSES[:2])
+    path, trainer = tmp_path / "log.csv", FakeTrainer()
+    saved = fit(trainer, [CSVLogger(path)], LOSSES[:2])
     path.write_text(left)
-    fit(stage, [CSVLogger(path)], LOSSES[2:], first=2, state=saved)
+    fit(trainer, [CSVLogger(path)], LOSSES[2:], first=2, state=saved)
     assert lines(path) == ROWS
     path.unlink()
-    fit(stage, [CSVLogger(path)], [], first=4, state=saved)  # a run that was over: nothing to write
+    fit(trainer, [CSVLogger(path)], [], first=4, state=saved)  # a run that was over: nothing to write
     assert not path.exists()
 
 
 def test_new_columns_appear_and_missing_values_are_empty(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     values = [{"loss": 1.0}, {"loss": 2.0, "val_loss": 3.0}, {"val_loss": 4.0}, {"loss": math.nan, "a,b": math.inf}]
-    fit(Stage(), [CSVLogger(path)], values)
+    fit(FakeTrainer(), [CSVLogger(path)], values)
     assert lines(path) == ['epoch,loss,val_loss,"a,b"', "0,1.0,,", "1,2.0,3.0,", "2,,4.0,", "3,nan,,inf"]
-    fit(Stage(), [CSVLogger(path)], [{"accuracy": 0.5}])
+    fit(FakeTrainer(), [CSVLogger(path)], [{"accuracy": 0.5}])
     assert lines(path)[0] == 'epoch,loss,val_loss,"a,b",accuracy'
     assert lines(path)[-2:] == ["3,nan,,inf,", "0,,,,0.5"]
 
 
-def test_another_file_is_not_touched(tmp_path: Path) -> None:
+def test_a_file_without_an_epoch_column_raises(tmp_path: Path) -> None:
     path = tmp_path / "notes.csv"
     path.write_text("name,age\nAda,36\n")
     with pytest.raises(CallbackError) as caught:
-        fit(Stage(), [CSVLogger(path)], LOSSES)
+        fit(FakeTrainer(), [CSVLogger(path)], LOSSES)
     assert str(caught.value) == (
-        f"A log has a column 'epoch'. {path} begins with 'name,age'. Give another path, or append=False."
+        f"CSVLogger cannot append to {path}: it has no column 'epoch', and begins with 'name,age'. "
+        "Use another path, or append=False."
     )
     assert path.read_text() == "name,age\nAda,36\n"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.csv"
-    fit(Stage(), [CSVLogger(path)], LOSSES[:1])
+    fit(FakeTrainer(), [CSVLogger(path)], LOSSES[:1])
 
     def fail(*arguments: Any) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        fit(Stage(), [CSVLogger(path)], [{"accuracy": 0.5}])
+        fit(FakeTrainer(), [CSVLogger(path)], [{"accuracy": 0.5}])
     assert lines(path) == ROWS[:2]
     assert [entry.name for entry in tmp_path.iterdir()] == ["log.csv"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from callbacks.stage import Stage, epochs, fit
+from callbacks.fake_trainer import FakeTrainer, epochs, fit
 from lockstep.backends.numpy import SGD, Dense
 from lockstep.callbacks import EarlyStopping
 from lockstep.errors import LockstepError
@@ -37,13 +37,13 @@ NAN = math.nan
         ({}, [NAN, 4, 3, 2], 4),  # the very first epoch never stops training
     ],
 )
-def test_stops_after(options: dict[str, Any], losses: list[float], num_epochs: int) -> None:
-    stage = Stage()
+def test_training_stops_after(options: dict[str, Any], losses: list[float], num_epochs: int) -> None:
+    trainer = FakeTrainer()
     callback = EarlyStopping("loss", **options)
-    fit(stage, [callback], epochs("loss", losses))
-    assert len(stage.history.epoch) == num_epochs
+    fit(trainer, [callback], epochs("loss", losses))
+    assert len(trainer.history.epoch) == num_epochs
     stopped = callback.stopped_epoch is not None
-    assert stopped == stage.stop_training
+    assert stopped == trainer.stop_training
     if stopped:
         assert callback.stopped_epoch == num_epochs - 1
 
@@ -61,29 +61,31 @@ def test_stops_after(options: dict[str, Any], losses: list[float], num_epochs: i
         ("loss", {"patience": 9, "start_from_epoch": 2}, [1, 2, 9, 8], 3),
     ],
 )
-def test_the_best_weights_come_back(name: str, options: dict[str, Any], values: list[float], best_epoch: int) -> None:
-    stage = Stage()
+def test_the_best_weights_are_restored(
+    name: str, options: dict[str, Any], values: list[float], best_epoch: int
+) -> None:
+    trainer = FakeTrainer()
     callback = EarlyStopping(name, restore_best=True, **options)
-    fit(stage, [callback], epochs(name, values))
+    fit(trainer, [callback], epochs(name, values))
     assert callback.best_epoch == best_epoch
-    assert stage.weight == 2 * (best_epoch + 1)  # the weight is the number of steps made, two an epoch
-    assert stage.momentum == stage.num_steps  # the optimizer's stays
+    assert trainer.weight == 2 * (best_epoch + 1)  # the weight is the number of steps made, two an epoch
+    assert trainer.momentum == trainer.num_steps  # the optimizer's stays
 
 
 def test_without_restore_best_the_last_weights_stay() -> None:
-    stage = Stage()
-    fit(stage, [EarlyStopping("loss", patience=2)], epochs("loss", [1, 2, 3]))
-    assert stage.weight == stage.num_steps == 6
+    trainer = FakeTrainer()
+    fit(trainer, [EarlyStopping("loss", patience=2)], epochs("loss", [1, 2, 3]))
+    assert trainer.weight == trainer.num_steps == 6
 
 
 @pytest.mark.parametrize("cut", range(1, 6))
-def test_a_resumed_run_goes_on_in_mid_count(cut: int) -> None:
+def test_a_resumed_run_continues_its_count(cut: int) -> None:
     losses = [5, 3, 4, 3.5, 4, 4, 4]
 
     def callback() -> EarlyStopping:
         return EarlyStopping("loss", patience=4, restore_best=True)
 
-    whole, halves = Stage(), Stage()
+    whole, halves = FakeTrainer(), FakeTrainer()
     saved = fit(whole, [callback()], epochs("loss", losses))
     half = fit(halves, [callback()], epochs("loss", losses[:cut]))
     # As after a crash: the state of the last step comes from the checkpoint, not what on_train_end made of it.
@@ -95,10 +97,10 @@ def test_a_resumed_run_goes_on_in_mid_count(cut: int) -> None:
     assert whole.weight == halves.weight == 4
 
 
-def test_a_second_fit_begins_anew() -> None:
-    stage, callback = Stage(), EarlyStopping("loss", patience=2, restore_best=True)
-    fit(stage, [callback], epochs("loss", [1, 2, 3]))
-    fit(stage, [callback], epochs("loss", [9, 8, 7]))
+def test_a_second_fit_starts_from_zero() -> None:
+    trainer, callback = FakeTrainer(), EarlyStopping("loss", patience=2, restore_best=True)
+    fit(trainer, [callback], epochs("loss", [1, 2, 3]))
+    fit(trainer, [callback], epochs("loss", [9, 8, 7]))
     assert (callback.best, callback.best_epoch, callback.stopped_epoch) == (7, 2, None)
 
 
@@ -125,11 +127,11 @@ def test_a_real_model_ends_with_the_bytes_of_its_best_epoch() -> None:
     [
         (
             lambda: EarlyStopping(patience=-1),
-            "patience is a whole number, 0 or more. Got -1. Use patience=0.",
+            "patience must be an integer, 0 or more. Got -1. Use for example patience=0.",
         ),
         (
             lambda: EarlyStopping(start_from_epoch=1.5),  # type: ignore[arg-type]
-            "start_from_epoch is a whole number, 0 or more. Got 1.5. Use start_from_epoch=0.",
+            "start_from_epoch must be an integer, 0 or more. Got 1.5. Use for example start_from_epoch=0.",
         ),
         (
             lambda: EarlyStopping("speed"),
@@ -137,7 +139,7 @@ def test_a_real_model_ends_with_the_bytes_of_its_best_epoch() -> None:
             "Use mode='min' or mode='max'.",
         ),
         (
-            lambda: fit(Stage(), [EarlyStopping()], epochs("loss", [1])),
+            lambda: fit(FakeTrainer(), [EarlyStopping()], epochs("loss", [1])),
             "A monitored metric is measured every epoch. Got 'val_loss'; there is 'loss'. Give fit validation_data=.",
         ),
     ],

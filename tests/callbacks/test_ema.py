@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
 import lockstep
-from callbacks.stage import Stage, fit
+from callbacks.fake_trainer import FakeTrainer, fit
 from lockstep.backends.base import Array
 from lockstep.backends.numpy import SGD, Dense
 from lockstep.callbacks import EMA
@@ -25,7 +26,7 @@ def by_hand(decay: float, values: list[float]) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(
     ("decay", "every", "values"),
     [
-        (0.9, 1, [1, 2, 3, 4, 5, 6]),  # the stage's weight is the number of steps made
+        (0.9, 1, [1, 2, 3, 4, 5, 6]),  # the trainer's weight is the number of steps made
         (0.9, 2, [2, 4, 6]),
         (0.5, 4, [4]),  # the first update copies
         (0.0, 1, [6]),
@@ -34,33 +35,33 @@ def by_hand(decay: float, values: list[float]) -> np.ndarray[Any, Any]:
 )
 def test_the_average(decay: float, every: int, values: list[float]) -> None:
     ema = EMA(decay, every)
-    fit(Stage(), [ema], [{}] * 3)
+    fit(FakeTrainer(), [ema], [{}] * 3)
     np.testing.assert_array_equal(ema.arrays["model.weight"], by_hand(decay, values))
     assert ema.arrays["model.weight"].dtype == np.float32
-    assert ema.arrays["model.count"] == values[-1]  # a whole number is the newest
+    assert ema.arrays["model.count"] == values[-1]  # of an integer the newest value is kept
     assert list(ema.arrays) == ["model.weight", "model.count"]
 
 
-def test_the_average_is_updated_in_place() -> None:
-    stage, ema = Stage(), EMA(0.9)
-    fit(stage, [ema], [{}])
+def test_an_average_continues_through_two_fits() -> None:
+    trainer, ema = FakeTrainer(), EMA(0.9)
+    fit(trainer, [ema], [{}])
     before = ema.arrays["model.weight"]
-    fit(stage, [ema], [{}])
-    assert ema.arrays["model.weight"] is before
-    np.testing.assert_array_equal(before, by_hand(0.9, [1, 2, 3, 4]))  # through both fits
+    fit(trainer, [ema], [{}])
+    np.testing.assert_array_equal(ema.arrays["model.weight"], by_hand(0.9, [1, 2, 3, 4]))
+    np.testing.assert_array_equal(before, by_hand(0.9, [1, 2]))  # `arrays` are copies
 
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("cut", range(4))
-def test_a_resumed_average_goes_on(cut: int, every: int) -> None:
-    whole, first, second, stage = EMA(0.9, every), EMA(0.9, every), EMA(0.9, every), Stage()
-    fit(Stage(), [whole], [{}] * 4)
-    saved = fit(stage, [first], [{}] * cut)
+def test_a_resumed_average_continues(cut: int, every: int) -> None:
+    whole, first, second, trainer = EMA(0.9, every), EMA(0.9, every), EMA(0.9, every), FakeTrainer()
+    fit(FakeTrainer(), [whole], [{}] * 4)
+    saved = fit(trainer, [first], [{}] * cut)
     kept = {name: average.copy() for name, average in saved[0]["state"]["arrays"].items()}
-    fit(stage, [first], [{}])  # a state that is being written does not change
+    fit(trainer, [first], [{}])  # a state that is being written does not change
     assert all(np.array_equal(kept[name], average) for name, average in saved[0]["state"]["arrays"].items())
-    stage.num_steps = 2 * cut
-    fit(stage, [second], [{}] * (4 - cut), first=cut, state=saved)
+    trainer.num_steps = 2 * cut
+    fit(trainer, [second], [{}] * (4 - cut), first=cut, state=saved)
     assert {name: average.tobytes() for name, average in whole.arrays.items()} == {
         name: average.tobytes() for name, average in second.arrays.items()
     }
@@ -74,41 +75,42 @@ def test_narrow_types_are_averaged_wide_and_applied_narrow(dtype: str) -> None:
     kind = getattr(torch, dtype)
 
     def array(value: torch.Tensor) -> Array:
-        return Array(value.to(kind).view(torch.int16).numpy().view("int16" if dtype == "bfloat16" else dtype), dtype)
+        held = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+        return Array(value.to(kind).view(torch.int16).numpy().view(held), dtype)
 
-    stage, ema = Stage(), EMA(0.9)
-    ema.set_trainer(stage)
+    trainer, ema = FakeTrainer(), EMA(0.9)
+    ema.set_trainer(trainer)
     generator = torch.Generator().manual_seed(0)
     average = None
     for _ in range(5):
         value = torch.randn(100, generator=generator).to(kind)
-        stage.arrays["model.weight"] = array(value)
-        stage.num_steps += 1
+        trainer.arrays["model.weight"] = array(value)
+        trainer.num_steps += 1
         ema.on_train_batch_end(0)
         average = value.float() if average is None else average * 0.9 + value.float() * np.float32(1 - 0.9).item()
     assert average is not None
     np.testing.assert_array_equal(ema.arrays["model.weight"], average.numpy())
-    own = stage.arrays["model.weight"].data.tobytes()
+    own = trainer.arrays["model.weight"].data.tobytes()
     with ema.applied():
-        assert stage.arrays["model.weight"].data.tobytes() == array(average).data.tobytes() != own
-        assert stage.arrays["model.weight"].dtype == dtype
-    assert stage.arrays["model.weight"].data.tobytes() == own
+        assert trainer.arrays["model.weight"].data.tobytes() == array(average).data.tobytes() != own
+        assert trainer.arrays["model.weight"].dtype == dtype
+    assert trainer.arrays["model.weight"].data.tobytes() == own
 
 
-def test_applied_gives_everything_back_also_after_an_error() -> None:
-    stage, ema = Stage(), EMA(0.5)
-    fit(stage, [ema], [{}] * 2)
-    before = {name: data.tobytes() for name, (data, _) in stage.arrays.items()}
+def test_applied_restores_the_model_also_after_an_error() -> None:
+    trainer, ema = FakeTrainer(), EMA(0.5)
+    fit(trainer, [ema], [{}] * 2)
+    before = {name: data.tobytes() for name, (data, _) in trainer.arrays.items()}
 
     def look() -> None:
         with ema.applied():
-            assert stage.weight == by_hand(0.5, [1, 2, 3, 4])[0] != 4
-            assert stage.momentum == 4
+            assert trainer.weight == by_hand(0.5, [1, 2, 3, 4])[0] != 4
+            assert trainer.momentum == 4
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         look()
-    assert {name: data.tobytes() for name, (data, _) in stage.arrays.items()} == before
+    assert {name: data.tobytes() for name, (data, _) in trainer.arrays.items()} == before
 
 
 @pytest.mark.parametrize("devices", [1, 3])
@@ -149,10 +151,10 @@ def test_running_statistics_are_averaged_too() -> None:
 
 def other_model() -> EMA:
     ema = EMA(0.9)
-    fit(Stage(), [ema], [{}])
-    stage = Stage()
-    stage.arrays["model.weight"] = Array(np.zeros(3, "float32"), "float32")
-    fit(stage, [ema], [{}])
+    fit(FakeTrainer(), [ema], [{}])
+    trainer = FakeTrainer()
+    trainer.arrays["model.weight"] = Array(np.zeros(3, "float32"), "float32")
+    fit(trainer, [ema], [{}])
     return ema
 
 
@@ -162,19 +164,25 @@ def other_model() -> EMA:
         (
             lambda: EMA(1.0),
             CallbackError,
-            "decay is the weight of the old average: 0 or more, below 1. Got 1.0. Use 0.999.",
+            "decay must be 0 or more and below 1: it is the weight of the old average. Got 1.0. "
+            "Use for example decay=0.999.",
         ),
-        (lambda: EMA(0.9, every=0), CallbackError, "every is a whole number, 1 or more. Got 0. Use every=1."),
+        (
+            lambda: EMA(0.9, every=0),
+            CallbackError,
+            "every must be an integer, 1 or more. Got 0. Use for example every=1.",
+        ),
         (
             lambda: EMA(0.9).applied().__enter__(),
             CallbackError,
-            "An EMA has averages after its first update. Got none yet. "
+            "This EMA has no averages yet: it gets them at its first update. "
             "Call trainer.fit(..., callbacks=[ema]) before ema.applied().",
         ),
         (
             other_model,
             StateError,
-            "An EMA averages one model. At 'model.weight' it has (2,), the model (3,). Use a new EMA for this model.",
+            "This EMA averages another model: at 'model.weight' it has (2,), the model (3,). "
+            "Use a new EMA for this model.",
         ),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.callbacks import History
 from lockstep.callbacks import history as history_module
-from lockstep.display.curves import draw, panels
+from lockstep.display.curves import draw, group_panels
 from lockstep.errors import MissingExtra
 
 
@@ -32,14 +32,14 @@ def test_record_keeps_keras_names_and_plain_floats() -> None:
     assert (history.epoch, history.seconds) == ([0], [1.0])
 
 
-def test_columns_line_up_when_a_name_comes_late_or_stays_away() -> None:
+def test_columns_have_one_length_if_a_name_comes_late_or_is_missing() -> None:
     history = History()
     history.record(0, {"loss": 0.5}, seconds=1.0)
     history.record(1, {"loss": 0.4, "val_loss": 0.6}, seconds=1.0)
     history.record(2, {"loss": 0.3}, seconds=1.0)
     assert history.history["loss"] == [0.5, 0.4, 0.3]
     assert [math.isnan(value) for value in history.history["val_loss"]] == [True, False, True]
-    assert history.closing() == "val loss: 0.6000, 1.0 sec/epoch"  # the newest that was measured
+    assert history.summarize() == "val loss: 0.6000, 1.0 sec/epoch"  # the newest that was measured
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_columns_line_up_when_a_name_comes_late_or_stays_away() -> None:
         (("cpu:0", "cpu:1", "cpu:2", "cpu:3"), " on 4 devices: cpu:0 … cpu:3"),
     ],
 )
-def test_closing_names_the_devices(devices: tuple[str, ...], where: str) -> None:
-    assert trained(2, devices, val_accuracy=0.93).closing() == f"val acc: 0.93, 9.2 sec/epoch{where}"
-    assert History(devices=devices).closing() == f"no epoch finished{where}"
+def test_the_summary_names_the_devices(devices: tuple[str, ...], where: str) -> None:
+    assert trained(2, devices, val_accuracy=0.93).summarize() == f"val acc: 0.93, 9.2 sec/epoch{where}"
+    assert History(devices=devices).summarize() == f"no epoch finished{where}"
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_closing_names_the_devices(devices: tuple[str, ...], where: str) -> None
         ({}, "2 epochs"),
     ],
 )
-def test_closing_picks_the_number_that_says_most(values: dict[str, float], result: str) -> None:
-    assert trained(2, **values).closing() == f"{result}, 9.2 sec/epoch on 1 device: cpu:0"
+def test_the_summary_has_the_best_substitute_for_validation_accuracy(values: dict[str, float], result: str) -> None:
+    assert trained(2, **values).summarize() == f"{result}, 9.2 sec/epoch on 1 device: cpu:0"
 
 
-def test_closing_gives_the_mean_time() -> None:
+def test_the_summary_has_the_mean_time() -> None:
     history = History()
     for epoch, seconds in enumerate((0.02, 0.03, 0.04)):
         history.record(epoch, {"loss": 1.0}, seconds)
-    assert history.closing() == "loss: 1.000, 0.03 sec/epoch"
+    assert history.summarize() == "loss: 1.000, 0.03 sec/epoch"
 
 
 def test_repr_is_short() -> None:
@@ -97,7 +97,7 @@ def test_csv_keeps_every_digit(tmp_path: Path) -> None:
         np.testing.assert_array_equal([float(row[name]) for row in rows], column)
 
 
-def test_a_saved_history_goes_on_with_every_digit() -> None:
+def test_a_saved_history_continues_with_every_digit() -> None:
     whole, first, second = History(("cpu:0",)), History(("cpu:0",)), History(("cpu:0", "cpu:1"))
     epochs = [{"loss": 0.1 + 0.2}, {"loss": 1 / 3, "val_loss": 5e-324}, {"loss": math.nan}, {"val_loss": math.inf}]
     for epoch, logs in enumerate(epochs):
@@ -140,14 +140,14 @@ def test_plot_adds_the_ending_and_the_folder(tmp_path: Path) -> None:
     assert trained(1, loss=0.5).plot(str(tmp_path / "curves.svg")).read_text().startswith("<?xml")
 
 
-def test_plot_survives_values_that_are_not_finite(tmp_path: Path) -> None:
+def test_plot_leaves_out_values_that_are_not_finite(tmp_path: Path) -> None:
     history = History()
     for epoch, loss in enumerate((0.5, math.inf, math.nan)):
         history.record(epoch, {"loss": loss, "accuracy": math.nan}, seconds=1.0)
     png_size(history.plot(tmp_path / "curves.png"))
 
 
-def test_a_panel_has_whole_epochs_a_legend_and_both_lines() -> None:
+def test_a_panel_has_integer_epochs_a_legend_and_both_lines() -> None:
     epochs = list(range(10))
     curves = {"loss": [1 / (epoch + 1) for epoch in epochs], "val_loss": [2 / (epoch + 1) for epoch in epochs]}
     (axes,) = draw(epochs, curves).axes
@@ -201,11 +201,11 @@ def test_one_epoch_is_one_tick() -> None:
         ({"mse": [0.5], "val_mse": [3.0], "top5": [0.5]}, {"mse": ["mse"], "top5": ["top5"]}),
     ],
 )
-def test_values_read_together_share_a_panel(curves: dict[str, list[float]], expected: dict[str, list[str]]) -> None:
-    assert panels(curves) == expected
+def test_metrics_on_one_scale_share_a_panel(curves: dict[str, list[float]], expected: dict[str, list[str]]) -> None:
+    assert group_panels(curves) == expected
 
 
-def test_without_matplotlib_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_plot_without_matplotlib_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *arguments: Any, **options: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from callbacks.stage import Stage, fit
+from callbacks.fake_trainer import FakeTrainer, fit
 from lockstep.callbacks import Log
 from lockstep.errors import CallbackError
 
@@ -20,9 +20,9 @@ EPOCHS = [{"loss": np.float32(4.0)}, {"loss": np.float32(2.0)}]
         (4, [(0, 3, 4.0), (1, 4, 2.0), (1, 6, 2.0)]),
     ],
 )
-def test_calls(every: int | str, calls: list[tuple[int, int, float]]) -> None:
+def test_the_function_is_called_with_numbers(every: int | str, calls: list[tuple[int, int, float]]) -> None:
     seen: list[dict[str, Any]] = []
-    fit(Stage(), [Log(seen.append, every)], EPOCHS, steps=3)
+    fit(FakeTrainer(), [Log(seen.append, every)], EPOCHS, steps=3)
     assert seen == [{"epoch": epoch, "step": step, "loss": loss} for epoch, step, loss in calls]
     assert {type(call["loss"]) for call in seen} == {float}
 
@@ -30,8 +30,11 @@ def test_calls(every: int | str, calls: list[tuple[int, int, float]]) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Log("wandb"), "Log calls a function with a dict. Got 'wandb'. Use for example Log(print)."),  # type: ignore[arg-type]
-        (lambda: Log(print, "step"), "every is 'epoch' or a number of steps. Got 'step'. Use every=100."),
+        (lambda: Log("wandb"), "Log needs a function that takes a dict. Got 'wandb'. Use for example Log(print)."),  # type: ignore[arg-type]
+        (
+            lambda: Log(print, "step"),
+            "every must be 'epoch' or a number of steps. Got 'step'. Use for example every=100.",
+        ),
     ],
 )
 def test_errors(make: Any, message: str) -> None:

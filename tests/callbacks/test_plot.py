@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from callbacks.stage import Stage, epochs, fit
+from callbacks.fake_trainer import FakeTrainer, epochs, fit
 from lockstep.callbacks import Plot, plot
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.errors import MissingExtra
@@ -52,7 +52,7 @@ class Clock:
 
 def ticking(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callback:
     """Makes drawing take a second, and gives a callback that makes epochs take their time."""
-    real = plot.replace
+    real = plot.replace_file
 
     def replace(path: Path, data: bytes) -> None:
         clock.now += 1.0
@@ -62,25 +62,25 @@ def ticking(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callback:
         def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
             clock.now += clock.epoch
 
-    monkeypatch.setattr(plot, "replace", replace)
+    monkeypatch.setattr(plot, "replace_file", replace)
     return Tick()
 
 
-def test_long_epochs_are_all_drawn(drawn: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_long_epochs_are_drawn(drawn: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, look = Clock(epoch=10.0), Look(drawn)
     tick = ticking(clock, monkeypatch)
-    fit(Stage(), [tick, Plot(tmp_path / "curves.png", clock), look], epochs("loss", [3, 2, 1]))
+    fit(FakeTrainer(), [tick, Plot(tmp_path / "curves.png", clock), look], epochs("loss", [3, 2, 1]))
     assert look.seen == drawn == [1, 2, 3]
     assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
     assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
 
 
-def test_short_epochs_are_passed_over_but_the_last(
+def test_some_short_epochs_are_not_drawn_but_the_last_is(
     drawn: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(epoch=2.0)
     tick = ticking(clock, monkeypatch)
-    fit(Stage(), [tick, Plot(tmp_path / "curves.png", clock)], epochs("loss", [9, 8, 7, 6, 5, 4, 3, 2]))
+    fit(FakeTrainer(), [tick, Plot(tmp_path / "curves.png", clock)], epochs("loss", [9, 8, 7, 6, 5, 4, 3, 2]))
     assert drawn == [1, 6, 8]  # nine seconds after a picture of one second comes the next
 
 
@@ -96,20 +96,20 @@ def test_an_interrupted_run_is_drawn(
     clock = Clock(epoch=0.0)
     ticking(clock, monkeypatch)
     with pytest.raises(type(error)):
-        fit(Stage(), [Plot(tmp_path / "curves.png", clock), Fail()], epochs("loss", [4, 3, 2, 1]))
+        fit(FakeTrainer(), [Plot(tmp_path / "curves.png", clock), Fail()], epochs("loss", [4, 3, 2, 1]))
     assert drawn == [1, 3]
 
 
 def test_a_resumed_run_shows_its_whole_history(drawn: list[int], tmp_path: Path) -> None:
-    stage = Stage()
-    fit(stage, [], epochs("loss", [3, 2]))
-    fit(stage, [Plot(tmp_path / "curves.png")], epochs("loss", [1]), first=2, state=[])
+    trainer = FakeTrainer()
+    fit(trainer, [], epochs("loss", [3, 2]))
+    fit(trainer, [Plot(tmp_path / "curves.png")], epochs("loss", [1]), first=2, state=[])
     assert drawn == [3]
 
 
 @pytest.mark.parametrize(("name", "file", "start"), [("a/b", "a/b.png", PNG), ("c.svg", "c.svg", b"<?xml")])
-def test_the_ending_says_the_kind(name: str, file: str, start: bytes, tmp_path: Path) -> None:
-    fit(Stage(), [Plot(tmp_path / name)], epochs("loss", [3]))
+def test_the_suffix_decides_the_format(name: str, file: str, start: bytes, tmp_path: Path) -> None:
+    fit(FakeTrainer(), [Plot(tmp_path / name)], epochs("loss", [3]))
     assert (tmp_path / file).read_bytes().startswith(start)
 
 
@@ -130,11 +130,11 @@ def test_a_notebook_shows_one_picture_that_changes(tmp_path: Path, monkeypatch: 
     clock = Clock(epoch=10.0)
     callback = Plot(tmp_path / "curves.png", clock)
     for _ in range(2):
-        fit(Stage(), [callback], epochs("loss", [2, 1]))
+        fit(FakeTrainer(), [callback], epochs("loss", [2, 1]))
     assert [[image[:4] for image in images] for images in shown] == [[PNG, PNG], [PNG, PNG]]
 
 
-def test_without_matplotlib_the_first_word_is_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_training_without_matplotlib_raises_at_the_beginning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *arguments: Any, **options: Any) -> Any:
@@ -143,7 +143,7 @@ def test_without_matplotlib_the_first_word_is_what_to_install(monkeypatch: pytes
         return real(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    stage = Stage()
+    trainer = FakeTrainer()
     with pytest.raises(MissingExtra, match=r'pip install "lockstep-train\[plot\]"'):
-        fit(stage, [Plot(tmp_path / "curves.png")], epochs("loss", [3]))
-    assert stage.num_steps == 0
+        fit(trainer, [Plot(tmp_path / "curves.png")], epochs("loss", [3]))
+    assert trainer.num_steps == 0

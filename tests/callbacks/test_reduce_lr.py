@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from callbacks.stage import Stage, epochs, fit
+from callbacks.fake_trainer import FakeTrainer, epochs, fit
 from lockstep.callbacks import ReduceLROnPlateau
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.errors import CallbackError
@@ -39,28 +39,28 @@ class Rates(Callback):
         ({"patience": 1}, [math.nan, math.nan, 5], [1, 2, 2]),
     ],
 )
-def test_reduces(options: dict[str, Any], losses: list[float], halvings: list[float]) -> None:
+def test_the_rate_is_reduced(options: dict[str, Any], losses: list[float], halvings: list[float]) -> None:
     rates = Rates()
     plateau = ReduceLROnPlateau("loss", factor=0.5, **options)
-    fit(Stage((1.0,)), [plateau, rates], epochs("loss", losses))
+    fit(FakeTrainer((1.0,)), [plateau, rates], epochs("loss", losses))
     assert rates.seen == halvings
 
 
 def test_every_group_is_reduced_and_none_is_raised() -> None:
-    stage = Stage((1.0, 0.2, 0.01))
-    fit(stage, [ReduceLROnPlateau("loss", factor=0.1, patience=1, min_lr=0.05)], epochs("loss", [5, 5]))
-    assert stage.learning_rates == (0.1, 0.05, 0.01)
+    trainer = FakeTrainer((1.0, 0.2, 0.01))
+    fit(trainer, [ReduceLROnPlateau("loss", factor=0.1, patience=1, min_lr=0.05)], epochs("loss", [5, 5]))
+    assert trainer.learning_rates == (0.1, 0.05, 0.01)
 
 
 @pytest.mark.parametrize("cut", range(1, 9))
-def test_a_resumed_run_goes_on_in_mid_count(cut: int) -> None:
+def test_a_resumed_run_continues_its_count(cut: int) -> None:
     losses = epochs("loss", [5, 5, 5, 4, 4, 4, 4, 4, 4, 3])
 
     def callback() -> ReduceLROnPlateau:
         return ReduceLROnPlateau("loss", factor=0.5, patience=2, cooldown=2)
 
-    whole, first, second, halves = Rates(), Rates(), Rates(), Stage((1.0,))
-    fit(Stage((1.0,)), [callback(), whole], losses)
+    whole, first, second, halves = Rates(), Rates(), Rates(), FakeTrainer((1.0,))
+    fit(FakeTrainer((1.0,)), [callback(), whole], losses)
     saved = fit(halves, [callback(), first], losses[:cut])
     fit(halves, [callback(), second], losses[cut:], first=cut, state=saved)
     assert whole.seen == first.seen + second.seen
@@ -70,11 +70,11 @@ def test_a_resumed_run_goes_on_in_mid_count(cut: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"factor": 1}, "factor makes a learning rate smaller: above 0, below 1. Got 1. Use factor=0.1."),
-        ({"factor": 0}, "factor makes a learning rate smaller: above 0, below 1. Got 0. Use factor=0.1."),
-        ({"min_lr": -1}, "min_lr is the least learning rate, 0 or more. Got -1. Use min_lr=0."),
-        ({"cooldown": -1}, "cooldown is a whole number, 0 or more. Got -1. Use cooldown=0."),
-        ({"patience": True}, "patience is a whole number, 0 or more. Got True. Use patience=0."),
+        ({"factor": 1}, "factor must be above 0 and below 1: it multiplies the learning rate. Got 1. Use factor=0.1."),
+        ({"factor": 0}, "factor must be above 0 and below 1: it multiplies the learning rate. Got 0. Use factor=0.1."),
+        ({"min_lr": -1}, "min_lr must be 0 or more. Got -1. Use min_lr=0."),
+        ({"cooldown": -1}, "cooldown must be an integer, 0 or more. Got -1. Use for example cooldown=0."),
+        ({"patience": True}, "patience must be an integer, 0 or more. Got True. Use for example patience=0."),
     ],
 )
 def test_errors(options: dict[str, Any], message: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import lockstep
-from callbacks.stage import Stage, fit
+from callbacks.fake_trainer import FakeTrainer, fit
 from lockstep.callbacks import LearningRateSchedule
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.errors import CallbackError, StateError
@@ -26,10 +26,12 @@ class Rates(Callback):
         self.seen.append(self.trainer.learning_rates)
 
 
-def played(schedule: Callback, stage: Stage, num_epochs: int, first: int = 0, state: Any = None) -> tuple[Any, Any]:
+def played(
+    schedule: Callback, trainer: FakeTrainer, num_epochs: int, first: int = 0, state: Any = None
+) -> tuple[Any, Any]:
     """The first group's rate in every step, two an epoch, and the state at the end."""
     rates = Rates()
-    saved = fit(stage, [schedule, rates], [{}] * num_epochs, first=first, state=state)
+    saved = fit(trainer, [schedule, rates], [{}] * num_epochs, first=first, state=state)
     return [first for first, *_ in rates.seen], saved
 
 
@@ -47,9 +49,11 @@ def played(schedule: Callback, stage: Stage, num_epochs: int, first: int = 0, st
         (lambda epoch: torch.tensor(0.5), "epoch", [0.5] * 6),
     ],
 )
-def test_a_function_is_asked_before(schedule: Callable[..., float], per: str, rates: list[float]) -> None:
-    stage = Stage((8.0,))
-    seen, _ = played(LearningRateSchedule(schedule, per), stage, 3)
+def test_a_function_is_called_before_a_step_or_epoch(
+    schedule: Callable[..., float], per: str, rates: list[float]
+) -> None:
+    trainer = FakeTrainer((8.0,))
+    seen, _ = played(LearningRateSchedule(schedule, per), trainer, 3)
     assert seen == rates
     assert {type(rate) for rate in seen} == {float}
 
@@ -65,40 +69,40 @@ def test_a_function_is_asked_before(schedule: Callable[..., float], per: str, ra
     ],
 )
 def test_groups_keep_their_ratio(rates: tuple[float, ...], expected: tuple[float, ...]) -> None:
-    stage = Stage(rates)
-    fit(stage, [LearningRateSchedule(lambda epoch: 0.25)], [{}])
-    assert stage.learning_rates == expected
+    trainer = FakeTrainer(rates)
+    fit(trainer, [LearningRateSchedule(lambda epoch: 0.25)], [{}])
+    assert trainer.learning_rates == expected
 
 
-def test_ratios_outlive_a_rate_of_zero() -> None:
-    stage, schedule = Stage((0.5, 0.25)), LearningRateSchedule(lambda epoch: (0.5, 0.0)[epoch])
-    fit(stage, [schedule], [{}, {}])
-    assert stage.learning_rates == (0.0, 0.0)
-    fit(stage, [schedule], [{}])
-    assert stage.learning_rates == (0.5, 0.25)
-    stage.learning_rates = (1.0, 0.1)  # the script's own change counts
-    fit(stage, [schedule], [{}])
-    assert stage.learning_rates == (0.5, 0.05)
+def test_ratios_are_kept_through_a_rate_of_zero() -> None:
+    trainer, schedule = FakeTrainer((0.5, 0.25)), LearningRateSchedule(lambda epoch: (0.5, 0.0)[epoch])
+    fit(trainer, [schedule], [{}, {}])
+    assert trainer.learning_rates == (0.0, 0.0)
+    fit(trainer, [schedule], [{}])
+    assert trainer.learning_rates == (0.5, 0.25)
+    trainer.learning_rates = (1.0, 0.1)  # the script's own change counts
+    fit(trainer, [schedule], [{}])
+    assert trainer.learning_rates == (0.5, 0.05)
 
 
 @pytest.mark.parametrize("per", ["epoch", "step"])
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_a_resumed_function_goes_on(per: str, cut: int) -> None:
+def test_a_resumed_function_continues(per: str, cut: int) -> None:
     def schedule() -> LearningRateSchedule:
         return LearningRateSchedule(lambda index, rate: rate * 0.9 + 0.01 * index, per)
 
-    whole, _ = played(schedule(), Stage(), 4)
-    halves = Stage()
+    whole, _ = played(schedule(), FakeTrainer(), 4)
+    halves = FakeTrainer()
     first, saved = played(schedule(), halves, cut)
     second, _ = played(schedule(), halves, 4 - cut, first=cut, state=saved)
     assert whole == first + second
 
 
 def test_an_epoch_resumed_in_its_middle_keeps_its_rate() -> None:
-    stage = Stage((1.0,))
-    _, saved = played(LearningRateSchedule(lambda epoch, rate: rate / 2), stage, 2)
+    trainer = FakeTrainer((1.0,))
+    _, saved = played(LearningRateSchedule(lambda epoch, rate: rate / 2), trainer, 2)
     # The checkpoint was made within epoch 1: fit begins that epoch again.
-    rates, _ = played(LearningRateSchedule(lambda epoch, rate: rate / 2), stage, 2, first=1, state=saved)
+    rates, _ = played(LearningRateSchedule(lambda epoch, rate: rate / 2), trainer, 2, first=1, state=saved)
     assert rates == [0.25, 0.25, 0.125, 0.125]
 
 
@@ -145,8 +149,8 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class TorchStage(Stage):
-    """A stage with an optimizer of PyTorch's, two groups of it."""
+class FakeTorchTrainer(FakeTrainer):
+    """A trainer with an optimizer of PyTorch's, two groups of it."""
 
     def __init__(self) -> None:
         first, second = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
@@ -174,13 +178,13 @@ def numbers(optimizer: Any) -> list[dict[str, Any]]:
 
 def by_hand(make: Callable[[Any], Any], per: str, num_epochs: int) -> list[tuple[float, ...]]:
     """The rates of PyTorch's own loop."""
-    stage = TorchStage()
-    scheduler = make(stage.optimizer)
+    trainer = FakeTorchTrainer()
+    scheduler = make(trainer.optimizer)
     seen = []
     for _ in range(num_epochs):
         for _ in range(2):
-            seen.append(stage.learning_rates)
-            stage.step()
+            seen.append(trainer.learning_rates)
+            trainer.step()
             if per == "step":
                 scheduler.step()
         if per == "epoch":
@@ -201,8 +205,8 @@ class RatesUsed(Rates):
 @pytest.mark.parametrize("per", ["epoch", "step"])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_scheduler_gives_the_rates_of_torchs_own_loop(name: str, per: str) -> None:
-    stage, rates = TorchStage(), RatesUsed()
-    fit(stage, [LearningRateSchedule(SCHEDULERS[name](stage.optimizer), per), rates], [{}] * 6)
+    trainer, rates = FakeTorchTrainer(), RatesUsed()
+    fit(trainer, [LearningRateSchedule(SCHEDULERS[name](trainer.optimizer), per), rates], [{}] * 6)
     assert rates.seen == by_hand(SCHEDULERS[name], per, 6)
     assert len(set(rates.seen)) > 2
 
@@ -210,8 +214,8 @@ def test_a_scheduler_gives_the_rates_of_torchs_own_loop(name: str, per: str) -> 
 @pytest.mark.parametrize("per", ["epoch", "step"])
 @pytest.mark.parametrize("cut", [1, 3, 4])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_resumed_scheduler_goes_on(name: str, cut: int, per: str) -> None:
-    first, second = TorchStage(), TorchStage()
+def test_a_resumed_scheduler_continues(name: str, cut: int, per: str) -> None:
+    first, second = FakeTorchTrainer(), FakeTorchTrainer()
     before, after = RatesUsed(), RatesUsed()
     saved = fit(first, [LearningRateSchedule(SCHEDULERS[name](first.optimizer), per), before], [{}] * cut)
     assert_plain(saved)
@@ -235,11 +239,11 @@ def assert_plain(value: Any) -> None:
 
 
 def test_what_a_scheduler_saves_does_not_change_later() -> None:
-    stage = TorchStage()
-    schedule = LearningRateSchedule(lr_scheduler.StepLR(stage.optimizer, 1))
-    saved = fit(stage, [schedule], [{}])
+    trainer = FakeTorchTrainer()
+    schedule = LearningRateSchedule(lr_scheduler.StepLR(trainer.optimizer, 1))
+    saved = fit(trainer, [schedule], [{}])
     before = repr(saved)
-    fit(stage, [schedule], [{}])
+    fit(trainer, [schedule], [{}])
     assert repr(saved) == before
 
 
@@ -267,45 +271,45 @@ class Stateless:
     [
         (
             lambda: LearningRateSchedule(lambda epoch: 0.1, per="batch"),
-            "A schedule moves per 'epoch' or per 'step'. Got per='batch'. Use one of these.",
+            "per must be 'epoch' or 'step'. Got per='batch'. Use for example per='step'.",
         ),
         (
             lambda: LearningRateSchedule(0.1),
-            "A schedule is a function of the epoch or step, or a scheduler with step(). Got 0.1. "
+            "A schedule must be a function of the epoch or step, or a scheduler with step(). Got 0.1. "
             "Use for example LearningRateSchedule(lambda epoch: 0.1 * 0.9**epoch).",
         ),
         (
-            lambda: LearningRateSchedule(lr_scheduler.ReduceLROnPlateau(TorchStage().optimizer)),
-            "A scheduler's step() needs no metric. Got a ReduceLROnPlateau, whose step does. "
+            lambda: LearningRateSchedule(lr_scheduler.ReduceLROnPlateau(FakeTorchTrainer().optimizer)),
+            "LearningRateSchedule calls step() without a metric, and ReduceLROnPlateau.step needs one. "
             "Use lockstep.ReduceLROnPlateau.",
         ),
         (
             lambda: LearningRateSchedule(Stateless()),
-            "A scheduler has step() and state_dict(). Got a Stateless without state_dict. "
+            "A scheduler needs step() and state_dict(), and this Stateless has no state_dict. "
             "Give it one, or use a function of the step.",
         ),
         (
             lambda: LearningRateSchedule(lambda: 0.1),
-            "A schedule is a function of the index, or of the index and the present rate. Got one of 0 arguments. "
+            "A schedule must be a function of the index, or of the index and the present rate. Got one of 0 arguments. "
             "Use for example lambda epoch: 0.1 * 0.9**epoch.",
         ),
         (
             lambda: LearningRateSchedule(lambda a, b, c: 0.1),
-            "A schedule is a function of the index, or of the index and the present rate. Got one of 3 arguments. "
+            "A schedule must be a function of the index, or of the index and the present rate. Got one of 3 arguments. "
             "Use for example lambda epoch: 0.1 * 0.9**epoch.",
         ),
         (
-            lambda: fit(Stage(), [LearningRateSchedule(lambda step: None, per="step")], [{}]),
-            "A schedule gives a learning rate, 0 or more. Got None for step 0. Return a number from the function.",
+            lambda: fit(FakeTrainer(), [LearningRateSchedule(lambda step: None, per="step")], [{}]),
+            "The schedule returned None for step 0. Return a learning rate: a finite number, 0 or more.",
         ),
         (
-            lambda: fit(Stage(), [LearningRateSchedule(lambda epoch: (0.1, math.nan)[epoch])], [{}, {}]),
-            "A schedule gives a learning rate, 0 or more. Got nan for epoch 1. Return a number from the function.",
+            lambda: fit(FakeTrainer(), [LearningRateSchedule(lambda epoch: (0.1, math.nan)[epoch])], [{}, {}]),
+            "The schedule returned nan for epoch 1. Return a learning rate: a finite number, 0 or more.",
         ),
         (
-            lambda: fit(Stage((0.0, 0.1)), [LearningRateSchedule(lambda epoch: 0.1)], [{}]),
-            "A schedule gives the first group's rate, and the others keep their ratio to it. Got (0.0, 0.1). "
-            "Begin with a rate above 0 in the first group.",
+            lambda: fit(FakeTrainer((0.0, 0.1)), [LearningRateSchedule(lambda epoch: 0.1)], [{}]),
+            "The schedule's rate is the first group's, and the others keep their ratio to it, but the first "
+            "rate is 0. Got (0.0, 0.1). Begin with a rate above 0 in the first group.",
         ),
     ],
 )
@@ -320,6 +324,6 @@ def test_a_rate_in_a_tensor_cannot_be_saved() -> None:
     with pytest.raises(StateError) as caught:
         LearningRateSchedule(lr_scheduler.StepLR(optimizer, 1)).state_dict()
     assert str(caught.value) == (
-        "A saved state holds numbers, text, lists, tuples, dicts and arrays. Got a Tensor at scheduler['base_lrs'][0]. "
-        "Make it a number, or train without a checkpoint."
+        "A checkpoint cannot hold the Tensor at scheduler['base_lrs'][0], only numbers, strings, lists, tuples, dicts "
+        "and arrays. Use a number instead, or train without a checkpoint."
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from callbacks.stage import Stage, fit
+from callbacks.fake_trainer import FakeTrainer, fit
 from lockstep.callbacks import TensorBoard
 from lockstep.errors import CallbackError, MissingExtra
 
@@ -23,7 +23,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_epochs_are_written_as_keras_names_them(tmp_path: Path) -> None:
-    fit(Stage((0.5, 0.25)), [TensorBoard(tmp_path)], EPOCHS)
+    fit(FakeTrainer((0.5, 0.25)), [TensorBoard(tmp_path)], EPOCHS)
     assert scalars(tmp_path / "train") == {
         "epoch_loss": [(0, 4.0), (1, 2.0)],
         "epoch_accuracy": [(0, 0.25), (1, 0.5)],
@@ -33,8 +33,8 @@ def test_epochs_are_written_as_keras_names_them(tmp_path: Path) -> None:
     assert scalars(tmp_path / "validation") == {"epoch_loss": [(0, 5.0), (1, 3.0)]}
 
 
-def test_steps_are_written_where_asked(tmp_path: Path) -> None:
-    fit(Stage((0.5,)), [TensorBoard(tmp_path, every=2)], [{"loss": 4.0}, {"loss": 2.0}], steps=3)
+def test_steps_are_written_if_every_is_given(tmp_path: Path) -> None:
+    fit(FakeTrainer((0.5,)), [TensorBoard(tmp_path, every=2)], [{"loss": 4.0}, {"loss": 2.0}], steps=3)
     assert scalars(tmp_path / "train") == {
         "batch_loss": [(2, 4.0), (4, 2.0), (6, 2.0)],
         "batch_learning_rate": [(2, 0.5), (4, 0.5), (6, 0.5)],
@@ -44,9 +44,9 @@ def test_steps_are_written_where_asked(tmp_path: Path) -> None:
     assert not (tmp_path / "validation").exists()  # there was none
 
 
-def test_an_epoch_can_be_seen_when_it_ends(tmp_path: Path) -> None:
+def test_an_epoch_can_be_read_when_it_ends(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
-    board.set_trainer(Stage())
+    board.set_trainer(FakeTrainer())
     board.on_train_begin()
     board.on_epoch_begin(0)
     board.on_epoch_end(0, {"loss": 4.0})
@@ -58,21 +58,21 @@ def test_an_epoch_can_be_seen_when_it_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_resumed_run_takes_back_what_it_makes_again(lost: int, tmp_path: Path) -> None:
+def test_a_resumed_run_removes_the_epochs_it_repeats(lost: int, tmp_path: Path) -> None:
     values = [{"loss": float(epoch), "val_loss": float(epoch)} for epoch in range(5)]
-    stage = Stage()
-    fit(stage, [TensorBoard(tmp_path)], values[: 2 + lost])  # crashed here
-    stage.num_steps, stage.resumed = 4, "resumed at epoch 2"
-    fit(stage, [TensorBoard(tmp_path)], values[2:], first=2)
+    trainer = FakeTrainer()
+    fit(trainer, [TensorBoard(tmp_path)], values[: 2 + lost])  # crashed here
+    trainer.num_steps, trainer.resumed = 4, "resumed at epoch 2"
+    fit(trainer, [TensorBoard(tmp_path)], values[2:], first=2)
     for run in ("train", "validation"):
         assert scalars(tmp_path / run)["epoch_loss"] == [(epoch, float(epoch)) for epoch in range(5)]
 
 
-def test_a_resumed_run_takes_back_steps(tmp_path: Path) -> None:
-    stage = Stage()
-    fit(stage, [TensorBoard(tmp_path, every=1)], [{"loss": 1.0}, {"loss": 1.0}])
-    stage.num_steps, stage.resumed = 3, "resumed at epoch 1, batch 1"
-    fit(stage, [TensorBoard(tmp_path, every=1)], [{"loss": 2.0}], first=1, steps=2)
+def test_a_resumed_run_removes_the_steps_it_repeats(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    fit(trainer, [TensorBoard(tmp_path, every=1)], [{"loss": 1.0}, {"loss": 1.0}])
+    trainer.num_steps, trainer.resumed = 3, "resumed at epoch 1, batch 1"
+    fit(trainer, [TensorBoard(tmp_path, every=1)], [{"loss": 2.0}], first=1, steps=2)
     read = scalars(tmp_path / "train")
     assert read["batch_loss"] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0)]
     assert read["epoch_loss"] == [(0, 1.0), (1, 1.0), (1, 2.0)]
@@ -80,23 +80,23 @@ def test_a_resumed_run_takes_back_steps(tmp_path: Path) -> None:
 
 def test_two_fits_write_two_files(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
-    fit(Stage(), [board], EPOCHS)
-    fit(Stage(), [board], EPOCHS)
+    fit(FakeTrainer(), [board], EPOCHS)
+    fit(FakeTrainer(), [board], EPOCHS)
     assert len(list((tmp_path / "train").iterdir())) == 2
 
 
-def test_tensorflow_stays_away(tmp_path: Path) -> None:
+def test_tensorflow_is_not_imported(tmp_path: Path) -> None:
     """TensorBoard's own writer imports TensorFlow where it is installed."""
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise SystemExit('imported')")
     script = (
-        "from lockstep.callbacks.tensorboard_events import Events; from pathlib import Path; "
-        "events = Events(Path('run')); events.scalars(0, {'a': 1.0}); events.restart(0); events.close()"
+        "from lockstep.callbacks.tensorboard import EventFile; from pathlib import Path; "
+        "events = EventFile(Path('run')); events.write_scalars(0, {'a': 1.0}); events.restart(0); events.close()"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
 
 
-def test_without_tensorboard_the_first_word_is_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_training_without_tensorboard_raises_at_the_beginning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *arguments: Any, **options: Any) -> Any:
@@ -106,15 +106,15 @@ def test_without_tensorboard_the_first_word_is_what_to_install(monkeypatch: pyte
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(MissingExtra) as caught:
-        fit(Stage(), [TensorBoard(tmp_path)], EPOCHS)
-    assert str(caught.value) == 'Event files need tensorboard. Install it: pip install "lockstep-train[tensorboard]"'
+        fit(FakeTrainer(), [TensorBoard(tmp_path)], EPOCHS)
+    assert str(caught.value) == 'TensorBoard needs tensorboard. Install it: pip install "lockstep-train[tensorboard]"'
 
 
 @pytest.mark.parametrize(
     ("every", "message"),
     [
-        ("step", "every is 'epoch' or a number of steps. Got 'step'. Use every=100."),
-        (0, "every is a whole number, 1 or more. Got 0. Use every=1."),
+        ("step", "every must be 'epoch' or a number of steps. Got 'step'. Use for example every=100."),
+        (0, "every must be an integer, 1 or more. Got 0. Use for example every=1."),
     ],
 )
 def test_errors(every: Any, message: str, tmp_path: Path) -> None:

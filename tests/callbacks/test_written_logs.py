@@ -26,7 +26,7 @@ def fit(callbacks: list[Callback], **options: Any) -> lockstep.History:
         return trainer.fit((x, y), epochs=2, callbacks=callbacks, **{"verbose": 0, **options})
 
 
-def test_the_history_has_what_was_written_and_its_files_too(tmp_path: Path) -> None:
+def test_the_history_and_its_files_have_what_was_written(tmp_path: Path) -> None:
     history = fit([Writing()])
     assert history.history["rate"] == [0.5, 0.5]
     assert history.history["note"] == ["epoch 0", "epoch 1"]
@@ -42,14 +42,14 @@ def test_a_picture_shows_the_last_epoch_with_what_was_written_after_it(
 
     def draw(epochs: Any, curves: Any) -> Any:
         drawn.append({name: list(column) for name, column in curves.items()})
-        return plot.figure_type()()
+        return plot.load_figure_type()()
 
     monkeypatch.setattr(plot, "draw", draw)
     fit([Plot(tmp_path / "run.png", clock=lambda: 0.0), Writing()])
     assert drawn[-1]["rate"] == [0.5, 0.5]
 
 
-def test_event_files_hold_the_numbers_alone(tmp_path: Path) -> None:
+def test_event_files_have_only_the_numbers(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     fit([Writing(), TensorBoard(tmp_path)])
@@ -59,7 +59,7 @@ def test_event_files_hold_the_numbers_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verbose", [1, 2])
-def test_lines_and_functions_get_words_as_they_are(verbose: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_and_functions_get_strings_unchanged(verbose: int, capsys: pytest.CaptureFixture[str]) -> None:
     fit([Writing(), Log(print)], verbose=verbose)
     shown = capsys.readouterr().out
     assert "'note': 'epoch 1'" in shown

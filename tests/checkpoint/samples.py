@@ -4,6 +4,7 @@ import json
 import os
 import re
 
+import ml_dtypes
 import numpy as np
 
 from lockstep.backends.base import Array
@@ -18,7 +19,7 @@ def snapshot(step=3, **facts):
     """A small run of every kind of array."""
     state = {
         "model.layer.weight": Array(np.arange(6, dtype="float32").reshape(2, 3) + np.float32(step), "float32"),
-        "model.layer.bias": Array(np.array([0x3FC0, -1], "int16"), "bfloat16"),
+        "model.layer.bias": Array(np.array([0x3FC0, -1], "int16").view(ml_dtypes.bfloat16), "bfloat16"),
         "model.count": Array(np.asarray(step), "int64"),
         "optimizer.layer.weight.exp_avg": Array(np.array([-0.0, np.nan, np.inf]), "float64"),
         "optimizer.layer.weight.step": Array(np.asarray(7), "python"),

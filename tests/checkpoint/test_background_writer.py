@@ -31,7 +31,7 @@ def fail(word="full"):
     raise OSError(word)
 
 
-def test_a_newer_job_takes_the_place_of_the_waiting_one():
+def test_a_newer_job_replaces_the_waiting_one():
     log = []
     first = Gate(log, 1)
     with Writer() as writer:
@@ -45,7 +45,7 @@ def test_a_newer_job_takes_the_place_of_the_waiting_one():
     assert log == [1, 4]
 
 
-def test_jobs_never_run_side_by_side():
+def test_jobs_never_run_at_the_same_time():
     running, most = 0, 0
     lock = threading.Lock()
 
@@ -66,7 +66,7 @@ def test_jobs_never_run_side_by_side():
     assert most == 1
 
 
-def test_a_thread_too_many_leaves_the_job_alone():
+def test_a_second_thread_does_not_run_the_waiting_job():
     log = []
     first = Gate(log, 1)
     writer = Writer()
@@ -89,7 +89,7 @@ def test_the_thread_has_ended_when_wait_returns(monkeypatch):
     assert "lockstep-writer" in joined
 
 
-def test_no_thread_before_the_first_job_nor_after_the_last():
+def test_there_is_no_thread_before_the_first_job_or_after_the_last():
     writer = Writer()
     assert alive() == []
     writer.wait()
@@ -113,7 +113,7 @@ def test_the_last_job_is_done_when_wait_returns():
 
 
 @pytest.mark.parametrize("call", ["wait", "check", "close", "submit"])
-def test_an_error_comes_out_once(call):
+def test_the_error_of_a_job_is_raised_once(call):
     writer = Writer()
     writer.submit(fail)
     while alive():
@@ -124,7 +124,7 @@ def test_an_error_comes_out_once(call):
     writer.close()
 
 
-def test_the_first_error_counts_and_the_waiting_job_is_done():
+def test_the_first_error_is_raised_and_the_waiting_job_runs():
     log = []
     first = Gate(log, 1)
     writer = Writer()
@@ -143,7 +143,7 @@ def test_the_first_error_counts_and_the_waiting_job_is_done():
     writer.wait()
 
 
-def test_any_error_at_all():
+def test_system_exit_in_a_job_is_raised_too():
     writer = Writer()
     writer.submit(sys.exit)
     with pytest.raises(SystemExit):
@@ -157,7 +157,7 @@ def use(writer, error=None):
             raise error
 
 
-def test_leaving_by_an_error_of_the_block():
+def test_an_error_of_the_block_gets_a_note_of_the_jobs_error():
     with pytest.raises(ZeroDivisionError) as caught:
         use(Writer(), ZeroDivisionError())
     assert caught.value.__notes__ == ["A job in the background failed too: full"]
@@ -166,7 +166,7 @@ def test_leaving_by_an_error_of_the_block():
     assert alive() == []
 
 
-def test_a_wait_that_is_interrupted(monkeypatch):
+def test_an_interrupted_wait_can_be_repeated(monkeypatch):
     """Ctrl-C leaves `wait`, not the job; a second `wait` ends it."""
     log = []
     gate = Gate(log, 1)
@@ -186,7 +186,7 @@ def test_a_wait_that_is_interrupted(monkeypatch):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_start_that_is_interrupted(when, monkeypatch):
+def test_a_job_runs_once_if_starting_its_thread_is_interrupted(when, monkeypatch):
     """Ctrl-C just before or after the thread is there: the job is done all the same, and once."""
     log = []
     writer = Writer()
@@ -214,7 +214,7 @@ print("ended", flush=True)
 """
 
 
-def test_a_script_that_ends_waits_for_its_last_checkpoint():
+def test_a_script_that_ends_waits_for_its_last_job():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout == "ended\nwritten\n"
     assert done.stderr == ""

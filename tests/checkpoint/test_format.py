@@ -4,6 +4,7 @@ import json
 import os
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
@@ -15,8 +16,8 @@ from hypothesis.extra import numpy as hnp
 from checkpoint.samples import DTYPES, content, equal, forge, litter, same, snapshot
 from lockstep.backends.base import Array
 from lockstep.checkpoint import Snapshot, read, safetensors_file, write
-from lockstep.checkpoint.format import RESERVED, facts_of
-from lockstep.checkpoint.io import Folder
+from lockstep.checkpoint.format import RESERVED, read_fact
+from lockstep.checkpoint.io import OpenFolder
 from lockstep.core import digest
 from lockstep.errors import CheckpointError, SaveError, StateError
 
@@ -24,7 +25,9 @@ FILES = ["manifest.json", "model.safetensors", "optimizer.safetensors"]
 
 
 def test_round_trip(tmp_path):
-    saved = snapshot(callbacks=[{"seen": (1, 2), "best": float("nan"), "mean": Array(np.ones(2, "i2"), "bfloat16")}])
+    saved = snapshot(
+        callbacks=[{"seen": (1, 2), "best": float("nan"), "mean": Array(np.ones(2, ml_dtypes.bfloat16), "bfloat16")}]
+    )
     path = write(tmp_path / "new" / "mine", saved)
     assert path == tmp_path / "new" / "mine"
     assert sorted(os.listdir(path)) == FILES
@@ -34,18 +37,18 @@ def test_round_trip(tmp_path):
     assert all(array.data.flags.writeable for array in found.state.values())
 
 
-def test_an_empty_one(tmp_path):
+def test_an_empty_snapshot_round_trips(tmp_path):
     assert equal(read(write(tmp_path / "mine", Snapshot({}, {}))), Snapshot({}, {}))
 
 
 @pytest.mark.parametrize("path", ["mine", "mine/", "./mine", "a/../mine"])
-def test_paths_as_people_write_them(path, tmp_path, monkeypatch):
+def test_relative_paths_are_resolved(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(path, snapshot())
     assert equal(read("mine"), snapshot())
 
 
-def test_the_manifest_is_for_people(tmp_path):
+def test_the_manifest_is_indented_json(tmp_path):
     path = write(tmp_path / "mine", snapshot(note="größer"))
     text = (path / "manifest.json").read_text(encoding="utf-8")
     assert text.startswith('{\n  "format": 1,\n  "checksum": "')
@@ -58,7 +61,7 @@ def test_the_manifest_is_for_people(tmp_path):
     assert found["tensors"]["loss.phase"]["stored"] == "F64 pairs"
 
 
-def test_the_tensors_digests_are_those_of_the_state(tmp_path):
+def test_the_manifest_has_the_digests_of_the_state(tmp_path):
     """So that the digest of a run can be told from its manifest."""
     saved = Snapshot(snapshot().state)
     records = content(write(tmp_path / "mine", saved))["tensors"]
@@ -72,13 +75,13 @@ def test_the_tensors_digests_are_those_of_the_state(tmp_path):
         max_size=5,
     )
 )
-def test_the_head_is_one_that_safetensors_reads(state):
-    forms = {name: safetensors_file.Form.of(Array(data, str(data.dtype)), name) for name, data in state.items()}
+def test_safetensors_reads_the_header(state):
+    forms = {name: safetensors_file.Form.from_array(Array(data, str(data.dtype)), name) for name, data in state.items()}
     parts = []
     arrays = {name: Array(data, str(data.dtype)) for name, data in state.items()}
     safetensors_file.write(lambda part: parts.append(bytes(part)), arrays, forms)
     data = b"".join(parts)
-    assert len(data) == safetensors_file.size(forms)
+    assert len(data) == safetensors_file.compute_size(forms)
     found = dict(safetensors.deserialize(data))
     assert found.keys() == forms.keys()
     for name, entry in found.items():
@@ -87,56 +90,56 @@ def test_the_head_is_one_that_safetensors_reads(state):
         assert bytes(entry["data"]) == state[name].tobytes()
 
 
-def test_numpy_users_read_the_model(tmp_path):
+def test_safetensors_numpy_reads_the_model(tmp_path):
     state = {f"model.{dtype}": Array(np.ones((2, 2), dtype), dtype) for dtype in DTYPES if dtype != "complex128"}
     path = write(tmp_path / "mine", Snapshot(state))
     found = safetensors.numpy.load_file(path / "model.safetensors")
     assert same(dict(sorted(found.items())), {name[6:]: state[name].data for name in sorted(state)})
 
 
-def test_one_fact_without_the_arrays(tmp_path):
+def test_a_fact_is_read_without_the_arrays(tmp_path):
     path = write(tmp_path / "mine", snapshot())
     (path / "model.safetensors").unlink()
-    assert facts_of(path, "logs") == {"val_loss": 0.25}
-    assert facts_of(path, "nothing") is None
-    with pytest.raises(CheckpointError, match=r"manifest.json is not"):
-        facts_of(path, "mean")  # an array
+    assert read_fact(path, "logs") == {"val_loss": 0.25}
+    assert read_fact(path, "nothing") is None
+    with pytest.raises(CheckpointError, match=r"manifest.json: "):
+        read_fact(path, "mean")  # an array
 
 
-def test_a_sealed_one_has_facts_of_its_own():
+def test_a_frozen_snapshot_has_facts_of_its_own():
     saved = snapshot(inner=[np.zeros(2)])
-    sealed = saved.sealed()
-    assert equal(sealed, saved)
+    frozen = saved.freeze()
+    assert equal(frozen, saved)
     saved.facts["inner"][0][:] = 9
     saved.facts["inner"].append(1)
-    assert same(sealed.facts["inner"], [np.zeros(2)])
-    with pytest.raises(StateError, match="Got a set at x"):
-        snapshot(x=set()).sealed()
+    assert same(frozen.facts["inner"], [np.zeros(2)])
+    with pytest.raises(StateError, match="cannot hold the set at x"):
+        snapshot(x=set()).freeze()
 
 
 @pytest.mark.parametrize("name", ["model.__metadata__", "__metadata__", "facts.0", "model.\ud800"])
-def test_names_that_cannot_be(name, tmp_path):
-    with pytest.raises(StateError, match="An array's name"):
+def test_invalid_array_names_raise(name, tmp_path):
+    with pytest.raises(StateError, match="An array cannot be saved under the name"):
         write(tmp_path / "mine", Snapshot({name: Array(np.zeros(1), "float64")}))
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("key", [*RESERVED, "$int", 1, "\ud800"])
-def test_keys_that_cannot_be(key, tmp_path):
-    with pytest.raises(StateError, match="A fact's key"):
+def test_invalid_fact_keys_raise(key, tmp_path):
+    with pytest.raises(StateError, match="A fact cannot be saved under the key"):
         write(tmp_path / "mine", Snapshot({}, {key: 1}))
 
 
-def test_a_type_that_cannot_be(tmp_path):
-    with pytest.raises(StateError, match=r"Got float8 held as uint8\(1,\) at 'model.w'"):
+def test_an_unknown_type_raises(tmp_path):
+    with pytest.raises(StateError, match=r"cannot hold float8 in uint8\(1,\) at 'model.w'"):
         write(tmp_path / "mine", Snapshot({"model.w": Array(np.zeros(1, "uint8"), "float8")}))
 
 
-def test_what_the_manifest_cannot_hold(tmp_path, monkeypatch):
+def test_a_manifest_that_is_too_large_is_not_written(tmp_path, monkeypatch):
     with pytest.raises(StateError, match=rf"and at most {2**23} are read"):
         write(tmp_path / "mine", snapshot(long="x" * 2**23))
     with pytest.raises(
-        StateError, match=r"is too large: it has \d+ values, and at most 300000 are read. Keep long lists"
+        StateError, match=r"is too large: it has \d+ values, and at most 300000 are read. Use arrays for long lists"
     ):
         write(tmp_path / "mine", snapshot(losses=[0.5] * 300_000))
     with pytest.raises(StateError, match=r"bytes with wide characters, and at most 4194304 are read"):
@@ -144,10 +147,13 @@ def test_what_the_manifest_cannot_hold(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_format_to_come(tmp_path):
+def test_a_newer_format_raises(tmp_path):
     path = write(tmp_path / "mine", snapshot())
     forge(path, (path / "manifest.json").read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(StateError, match=r"up to format 1. Got one of format 2. Upgrade Lockstep. The file is .*mine"):
+    with pytest.raises(
+        StateError,
+        match=r"has format 2, and this Lockstep reads formats up to 1. Upgrade Lockstep. The file is .*mine",
+    ):
         read(path)
 
 
@@ -160,13 +166,13 @@ class TestOverAnOlderOne:
         if not exchange:
             monkeypatch.setattr("lockstep.checkpoint.atomic_folder._exchange", lambda left, right: False)
 
-    def test_the_newer_one_stands(self, tmp_path):
+    def test_the_newer_checkpoint_replaces_the_older(self, tmp_path):
         for step in range(3):
             write(tmp_path / "mine", snapshot(step))
             assert equal(read(tmp_path / "mine"), snapshot(step))
             assert os.listdir(tmp_path) == ["mine"]
 
-    def test_a_reader_always_finds_one(self, tmp_path):
+    def test_a_reader_always_finds_a_checkpoint(self, tmp_path):
         write(tmp_path / "mine", snapshot(0))
         ended = threading.Event()
 
@@ -185,10 +191,10 @@ class TestOverAnOlderOne:
         assert len(set(found)) > 3
 
     @pytest.mark.parametrize("gone", [False, True])
-    def test_the_files_that_are_read_are_of_one_folder(self, tmp_path, gone, monkeypatch):
+    def test_all_files_are_read_from_one_folder(self, tmp_path, gone, monkeypatch):
         """Another comes between two files; where it finds the first one gone, the reader begins again."""
         write(tmp_path / "mine", snapshot(0))
-        opened, steps = Folder.open, iter([1, 2])
+        opened, steps = OpenFolder.open, iter([1, 2])
 
         def slow(folder, name):
             file = opened(folder, name)
@@ -198,11 +204,11 @@ class TestOverAnOlderOne:
                 write(tmp_path / "mine", snapshot(step))
             return file
 
-        monkeypatch.setattr(Folder, "open", slow)
+        monkeypatch.setattr(OpenFolder, "open", slow)
         assert read(tmp_path / "mine").facts["step"] == (2 if gone else 0)
 
 
-def test_a_killed_move_is_made_good(tmp_path):
+def test_a_folder_moved_aside_by_a_killed_process_is_found(tmp_path):
     """Between the two renames of the longer way, only the one that stepped aside is there."""
     write(tmp_path / "mine", snapshot(1))
     os.rename(tmp_path / "mine", tmp_path / ".mine.0123456789abcdef.previous")
@@ -217,7 +223,7 @@ def test_a_killed_move_is_made_good(tmp_path):
     assert os.listdir(tmp_path) == ["mine"]
 
 
-def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
+def test_a_file_link_or_foreign_folder_is_not_replaced(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     write(home, snapshot())  # an empty folder may be
@@ -225,19 +231,21 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
     (tmp_path / "file").write_text("words")
     (tmp_path / "link").symlink_to("home")
     for name, what in [("home", "a folder with other files"), ("file", "a file"), ("link", "a link")]:
-        with pytest.raises(SaveError, match=f"Got .*{name}, which is {what}. Choose another name."):
+        with pytest.raises(SaveError, match=f"cannot replace .*{name}, which is {what}. Use another path."):
             write(tmp_path / name, snapshot())
     assert (home / "thesis.txt").read_text() == "years"
     assert litter(tmp_path) == []
 
 
-@pytest.mark.parametrize(("path", "message"), [("/", "a name of its own"), ("mine\0", "path must be a path")])
-def test_no_name(path, message):
+@pytest.mark.parametrize(
+    ("path", "message"), [("/", "path must be a folder with a name"), ("mine\0", "path must be a path")]
+)
+def test_a_path_without_a_name_raises(path, message):
     with pytest.raises(SaveError, match=message):
         write(path, snapshot())
 
 
-def test_a_leftover_goes_when_nobody_is_at_work_on_it(tmp_path):
+def test_leftovers_of_dead_processes_are_removed(tmp_path):
     dead = tmp_path / ".mine.0123456789abcdef.writing"
     dead.mkdir()
     (dead / "manifest.json").write_text("{")
@@ -250,7 +258,7 @@ def test_a_leftover_goes_when_nobody_is_at_work_on_it(tmp_path):
     assert sorted(os.listdir(tmp_path)) == [".mine.swp", ".other.0123456789abcdef.writing", "mine"]
 
 
-def test_two_write_one_name_at_once(tmp_path):
+def test_two_threads_write_one_name(tmp_path):
     """Neither sweeps the other's folder away; one of them is last."""
     errors = []
 

@@ -2,9 +2,11 @@
 
 import enum
 import json
+import re
 import struct
 from collections import OrderedDict
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,7 +30,7 @@ keys = st.recursive(
 )
 arrays = hnp.arrays(dtypes, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
 named = arrays.map(lambda data: Array(data, str(data.dtype))) | st.builds(
-    Array, hnp.arrays("int16", (3,)), st.just("bfloat16")
+    Array, hnp.arrays("int16", (3,)).map(lambda bits: bits.view(ml_dtypes.bfloat16)), st.just("bfloat16")
 )
 leaves = keys | st.integers(-(2**4000), 2**4000) | arrays | named
 nests = st.recursive(
@@ -44,7 +46,7 @@ nests = st.recursive(
 
 
 @given(nests)
-def test_what_goes_in_comes_out(nest):
+def test_values_round_trip(nest):
     value, aside = encode(nest)
     words = json.dumps(value, allow_nan=False)
     assert same(decode(json.loads(words), aside), nest)
@@ -57,16 +59,23 @@ def test_what_goes_in_comes_out(nest):
         *(-0.0, 5e-324, 1.7976931348623157e308, 1e22, float("-inf")),
         *("\ud800\udc00", "\U00010000", "\ud800", "", "\0", "é"),  # two surrogates are not the one character
         *({"$int": 1}, {1: 2, "1": 3}, {True: 0, None: 1, (1, (2.0,)): 2}, {}, [], (), ((),), b"", b"\xff"),
-        *({float("nan"): 1}, {np.float32(1): np.int8(-1)}, np.bool_(True), np.float64("nan"), np.uint64(2**64 - 1)),
+        *(
+            {float("nan"): 1},
+            {np.float32(1): np.int8(-1)},
+            np.bool_(True),
+            np.float64("nan"),
+            np.uint64(2**64 - 1),
+            ml_dtypes.bfloat16(1.5),
+        ),
     ],
     ids=lambda value: repr(value)[:20] if not isinstance(value, int) else value.bit_length(),
 )
-def test_odd_ones(value):
+def test_edge_cases_round_trip(value):
     words, aside = encode(value)
     assert same(decode(json.loads(json.dumps(words, allow_nan=False)), aside), value)
 
 
-def test_arrays_in_any_memory_order():
+def test_arrays_in_any_memory_order_round_trip():
     array = np.arange(24.0).reshape(2, 3, 4)
     assert same(decode(*encode(array.T[::2, 1:])), array.T[::2, 1:])
 
@@ -78,56 +87,55 @@ class Colour(enum.IntEnum):
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (object(), "an object"),
-        (Colour.RED, "a Colour"),  # an int, but would come back as another
-        (1j, "a complex"),
-        ({1}, "a set"),
-        (OrderedDict(), "an OrderedDict"),
-        (np.longdouble(1), f"a {np.longdouble.__name__}"),  # each numpy has its own name for it
-        (np.str_("x"), "a str_"),
-        (np.ma.masked_array([1.0]), "a MaskedArray"),
+        (object(), "object"),
+        (Colour.RED, "Colour"),  # an int, but would come back as another
+        (1j, "complex"),
+        ({1}, "set"),
+        (OrderedDict(), "OrderedDict"),
+        (np.longdouble(1), f"{np.longdouble.__name__}"),  # each numpy has its own name for it
+        (np.str_("x"), "str_"),
+        (np.ma.masked_array([1.0]), "MaskedArray"),
         (np.array([None]), "object"),
         (np.array(["x"]), "str"),
         (np.zeros(2, ">f4"), "float32"),
         (np.zeros(2, [("x", "f4")]), "void"),
-        (Array(np.zeros(2), "bfloat16"), "bfloat16 held as float64"),
-        (Array(np.zeros(1), "python"), "python held as float64"),  # a number has no axes
-        (Array([1.0], "float64"), "a list"),
+        (Array(np.zeros(2), "bfloat16"), "bfloat16 in float64"),
+        (Array(np.zeros(1), "python"), "python in float64"),  # a number has no axes
+        (Array([1.0], "float64"), "list"),
     ],
     ids=repr,
 )
-def test_what_is_not_plain_is_refused_by_its_place(value, kind):
+def test_an_error_names_the_place_of_a_value_that_is_not_plain(value, kind):
     with pytest.raises(StateError) as caught:
         encode({"callbacks": [0, {"x": (1, value)}]})
-    assert f"Got {kind}" in str(caught.value)
-    assert "at callbacks[1]['x'][1]" in str(caught.value)
+    assert re.search(rf"(hold|hold the|a) {kind}[(),\d]* at callbacks\[1\]\['x'\]\[1\]", str(caught.value))
 
 
-def test_as_many_axes_as_every_numpy_has():
+def test_an_array_of_the_most_axes_round_trips():
     most = np.zeros((1,) * safetensors_file.MAX_AXES)
     assert same(decode(*encode(most)), most)
 
 
-def test_more_axes_than_some_numpy_has(monkeypatch):
+def test_an_array_of_too_many_axes_raises(monkeypatch):
     monkeypatch.setattr(safetensors_file, "MAX_AXES", 2)  # numpy 1 cannot make an array of 33 axes
     assert encode({"x": np.zeros((1, 1))})
-    with pytest.raises(StateError, match=r"Got float64 at x\."):
+    with pytest.raises(StateError, match=r"cannot hold float64 at x,"):
         encode({"x": np.zeros((1, 1, 1))})
 
 
-def test_a_key_that_is_not_plain():
-    with pytest.raises(StateError, match=r"Got a frozenset at the key seen\[frozenset"):
+def test_a_key_that_is_not_plain_raises():
+    with pytest.raises(StateError, match=r"cannot hold the frozenset at the key seen\[frozenset"):
         encode({"seen": {frozenset(): 1}})
 
 
-def test_a_value_that_holds_itself():
+def test_a_value_that_contains_itself_raises():
     value = []
     value.append(value)
-    with pytest.raises(StateError, match="nested at most 64 deep"):
+    with pytest.raises(StateError, match="is nested more than 64 deep"):
         encode({"x": value})
 
 
-def test_as_deep_as_allowed():
+def test_the_deepest_value_round_trips():
     value = 1
     for _ in range(json_codec.MAX_DEPTH):
         value = (value,)
@@ -142,7 +150,7 @@ def test_as_deep_as_allowed():
         *({"$int": 1}, {"$int": "x"}, {"$int": "0x1", "a": 2}, {"$what": 1}, {"$": 1}, {"$float": "0x00"}),
         *({"$float": "one"}, {"$str": "zz"}, {"$str": "ff"}, {"$bytes": "*"}, {"$bytes": None}, {"$tuple": "ab"}),
         *({"$dict": [[1]]}, {"$dict": {}}, {"$dict": [[[], 1]]}, {"$dict": [[1, 2], [1, 3]]}, {"$dict": [[1, 2, 3]]}),
-        *({"$scalar": ["bfloat16", "0000"]}, {"$scalar": ["float32", "00"]}, {"$scalar": [[], "00"]}, {"$scalar": []}),
+        *({"$scalar": ["float32", "00"]}, {"$scalar": [[], "00"]}, {"$scalar": []}),
         *({"$scalar": ["object", "0000000000000000"]}, {"$scalar": ["float32", 0]}, {"$scalar": ["float32", "é"]}),
         *({"$numpy": "facts.1"}, {"$numpy": []}, {"$array": {}}, {"$numpy": "facts.short"}),
         [{"$numpy": "facts.0"}, {"$numpy": "facts.0"}],  # one array in two places
@@ -150,14 +158,14 @@ def test_as_deep_as_allowed():
     ],
     ids=repr,
 )
-def test_what_was_never_encoded(value):
+def test_json_that_was_not_encoded_here_raises(value):
     speaks = value == 1 or "facts" in repr(value)
-    aside = {"facts.0": Array(np.zeros(1), "float64"), "facts.short": Array(np.zeros(1, "int16"), "bfloat16")}
+    aside = {"facts.0": Array(np.zeros(1), "float64"), "facts.short": Array(np.asarray(1), "python")}
     with pytest.raises(ValueError):  # noqa: PT011
         decode(value, aside if speaks else {})
 
 
-def test_too_deep_to_decode():
+def test_json_that_is_nested_too_deep_raises():
     value = 1
     for _ in range(500):
         value = [value]

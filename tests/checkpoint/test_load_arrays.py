@@ -1,5 +1,6 @@
 """The arrays of a checkpoint for whoever has no framework."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ from lockstep.checkpoint import Snapshot, Store, load_arrays, write
 from lockstep.errors import CheckpointError, StateError
 
 
-def test_by_name(tmp_path):
+def test_arrays_are_loaded_by_name(tmp_path):
     found = load_arrays(write(tmp_path / "mine", snapshot(3)))
     assert list(found) == [
         *("layer.weight", "layer.bias", "count"),
@@ -22,12 +23,12 @@ def test_by_name(tmp_path):
     assert found["loss.phase"] == [1 + 2j]
 
 
-def test_a_bfloat_without_axes(tmp_path):
-    path = write(tmp_path / "mine", Snapshot({"model.w": Array(np.asarray(0x3FC0, "int16"), "bfloat16")}))
+def test_a_bfloat16_scalar_is_loaded_as_float32(tmp_path):
+    path = write(tmp_path / "mine", Snapshot({"model.w": Array(np.asarray(1.5, ml_dtypes.bfloat16), "bfloat16")}))
     assert same(load_arrays(path)["w"], np.asarray(1.5, "float32"))
 
 
-def test_of_the_newest_in_a_store(tmp_path):
+def test_the_newest_checkpoint_of_a_store_is_loaded(tmp_path):
     store = Store(tmp_path, best="val_loss")
     for step in (1, 2):
         store.save(snapshot(step), step)
@@ -36,12 +37,12 @@ def test_of_the_newest_in_a_store(tmp_path):
     assert load_arrays(store.path(1))["count"] == 1
 
 
-def test_nothing_there(tmp_path):
-    with pytest.raises(CheckpointError, match=r"manifest\.json is not: No such file"):
+def test_an_empty_folder_raises(tmp_path):
+    with pytest.raises(CheckpointError, match=r"manifest\.json: No such file"):
         load_arrays(tmp_path)
 
 
-def test_one_name_for_two(tmp_path):
+def test_two_arrays_of_one_name_raise(tmp_path):
     state = {name: Array(np.zeros(1), "float64") for name in ("model.optimizer.w", "optimizer.w")}
-    with pytest.raises(StateError, match=r"Got two by the name 'optimizer\.w'"):
+    with pytest.raises(StateError, match=r"Two arrays of .*mine have the name 'optimizer\.w'"):
         load_arrays(write(tmp_path / "mine", Snapshot(state)))

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from checkpoint.samples import equal, forge, litter, snapshot
-from lockstep.checkpoint import Store, find, lock, read, write
+from lockstep.checkpoint import Store, read, read_newest, write
+from lockstep.core.file_lock import hold_lock
 from lockstep.core.monitor import Monitor
 from lockstep.errors import CheckpointError, ModelError, SaveError, StateError
 
@@ -23,7 +24,7 @@ def damage(path):
         file.write(b"\x55")
 
 
-def test_the_newest(tmp_path):
+def test_the_newest_is_read(tmp_path):
     store = Store(tmp_path / "a" / "ckpt")
     assert store.newest() == (None, ())
     for step in (5, 100, 123456789):
@@ -40,7 +41,7 @@ def test_the_newest(tmp_path):
     assert skipped == ()
 
 
-def test_damaged_ones_are_passed_over_with_the_reason(tmp_path):
+def test_damaged_checkpoints_are_skipped_with_the_reason(tmp_path):
     store = Store(tmp_path)
     for step in (1, 2, 3):
         store.save(snapshot(step), step)
@@ -49,24 +50,26 @@ def test_damaged_ones_are_passed_over_with_the_reason(tmp_path):
     whole, skipped = store.newest()
     assert whole[0] == store.path(1)
     assert [path for path, _ in skipped] == [store.path(3), store.path(2)]
-    assert "model.safetensors is not: its sha256 is" in skipped[0][1]
-    assert "manifest.json is not: No such file" in skipped[1][1]
-    with pytest.warns(UserWarning, match="Passed over a newer checkpoint") as warned:
-        assert equal(find(tmp_path), snapshot(1))
+    assert "model.safetensors: its sha256 is" in skipped[0][1]
+    assert "manifest.json: No such file" in skipped[1][1]
+    with pytest.warns(UserWarning, match="A newer checkpoint was skipped") as warned:
+        assert equal(read_newest(tmp_path), snapshot(1))
     assert len(warned) == 2
     assert warned[0].filename == __file__
 
 
-def test_none_is_whole(tmp_path):
+def test_a_store_of_damaged_checkpoints_raises(tmp_path):
     """A run that had checkpoints does not begin anew behind the script's back."""
     store = Store(tmp_path)
     store.save(snapshot(1), 1)
     damage(store.path(1))
-    with pytest.raises(CheckpointError, match=r"none is:\n  .*step-00000001.*\nBring one of them again"):
+    with pytest.raises(
+        CheckpointError, match=r"All checkpoints in .* are damaged:\n  .*step-00000001.*\nRestore one from a backup"
+    ):
         store.newest()
 
 
-def test_a_format_to_come_is_not_passed_over(tmp_path):
+def test_a_checkpoint_of_a_newer_format_is_not_skipped(tmp_path):
     store = Store(tmp_path)
     for step in (1, 2):
         store.save(snapshot(step), step)
@@ -76,16 +79,16 @@ def test_a_format_to_come_is_not_passed_over(tmp_path):
         store.newest()
 
 
-def test_a_file_is_no_store(tmp_path):
+def test_a_file_in_the_place_of_a_store_raises(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"looked for in a folder. Got .*file: Not a directory"):
+    with pytest.raises(CheckpointError, match=r"The checkpoints in .*file cannot be listed: Not a directory"):
         Store(tmp_path / "file").newest()
 
 
 @pytest.mark.parametrize(
     ("keep", "left"), [(1, [6]), (3, [4, 5, 6]), (9, [1, 2, 3, 4, 5, 6]), (None, [1, 2, 3, 4, 5, 6])]
 )
-def test_the_newest_stay(keep, left, tmp_path):
+def test_the_newest_are_kept(keep, left, tmp_path):
     store = Store(tmp_path, keep)
     for step in range(1, 7):
         store.save(snapshot(step), step)
@@ -107,7 +110,7 @@ def test_the_newest_stay(keep, left, tmp_path):
         (Monitor("speed", mode="max"), [1, 3, 2, 0], [2, 4], 2),
     ],
 )
-def test_the_best_stays(best, values, left, step, tmp_path):
+def test_the_best_is_kept(best, values, left, step, tmp_path):
     name = best if isinstance(best, str) else best.name
     for anew in (False, True):  # one store throughout, or a process for each save
         folder = tmp_path / str(anew)
@@ -124,7 +127,7 @@ def test_the_best_stays(best, values, left, step, tmp_path):
         assert litter(folder) == []
 
 
-def test_a_best_that_was_damaged_or_removed_is_chosen_anew(tmp_path):
+def test_the_best_is_chosen_again_if_it_was_damaged_or_removed(tmp_path):
     store = Store(tmp_path, keep=None, best="val_loss")
     for step, loss in ((1, 0.1), (2, 0.3), (3, 0.2)):
         store.save(logged(step, val_loss=loss), step)
@@ -134,7 +137,7 @@ def test_a_best_that_was_damaged_or_removed_is_chosen_anew(tmp_path):
     assert os.readlink(tmp_path / "best") == "step-00000002"
 
 
-def test_a_step_saved_again(tmp_path):
+def test_a_step_can_be_saved_again(tmp_path):
     store = Store(tmp_path, keep=2, best="val_loss")
     store.save(logged(1, val_loss=0.1), 1)
     store.save(logged(2, val_loss=0.2), 2)
@@ -143,7 +146,7 @@ def test_a_step_saved_again(tmp_path):
     assert store.steps() == [1, 2]
 
 
-def test_an_older_step_than_those_there_is_kept_too(tmp_path):
+def test_a_step_older_than_the_newest_is_kept(tmp_path):
     store = Store(tmp_path, keep=1)
     store.save(snapshot(5), 5)
     store.save(snapshot(3), 3)
@@ -152,7 +155,7 @@ def test_an_older_step_than_those_there_is_kept_too(tmp_path):
     assert store.steps() == [6]
 
 
-def test_a_name_that_does_not_tell_which_is_better(tmp_path):
+def test_a_metric_without_a_known_direction_raises(tmp_path):
     with pytest.raises(ModelError, match="mode='min'"):
         Store(tmp_path, best="speed")
 
@@ -173,16 +176,16 @@ def test_foreign_files_are_not_touched(tmp_path):
 
 
 @pytest.mark.parametrize("make", [os.mkdir, lambda path: open(path, "w").close()], ids=["folder", "file"])
-def test_something_else_by_the_name_of_best(make, tmp_path):
+def test_a_file_or_folder_named_best_raises(make, tmp_path):
     make(tmp_path / "best")
     store = Store(tmp_path, best="val_loss")
-    with pytest.raises(SaveError, match=r"The name 'best' is for a link. Got .*best, which is something else"):
+    with pytest.raises(SaveError, match=r"best must be a link to the best checkpoint, and is something else"):
         store.save(snapshot(1), 1)
     assert store.newest().whole[0] == store.path(1)
     assert not (tmp_path / "best").is_symlink()
 
 
-def test_leftovers_go(tmp_path):
+def test_leftovers_are_removed(tmp_path):
     store = Store(tmp_path)
     store.save(snapshot(1), 1)
     for role in ("writing", "discarded", "previous"):
@@ -194,24 +197,24 @@ def test_leftovers_go(tmp_path):
     assert store.steps() == [1, 2]
 
 
-def test_one_that_stepped_aside_counts(tmp_path):
+def test_a_checkpoint_moved_aside_counts(tmp_path):
     store = Store(tmp_path)
     store.save(snapshot(1), 1)
     os.rename(store.path(1), tmp_path / ".step-00000001.0123456789abcdef.previous")
     assert store.steps() == [1]
     assert equal(store.newest().whole[1], snapshot(1))
-    assert equal(find(tmp_path), snapshot(1))
+    assert equal(read_newest(tmp_path), snapshot(1))
     store.save(snapshot(2), 2)
     assert equal(read(store.path(1)), snapshot(1))
     assert litter(tmp_path) == []
 
 
-def test_a_folder_at_work_is_not_swept(tmp_path):
+def test_a_folder_in_use_is_not_removed(tmp_path):
     store = Store(tmp_path)
     store.save(snapshot(1), 1)
     folder = tmp_path / ".mine.0123456789abcdef.writing"
     shutil.copytree(store.path(1), folder)
-    with lock.held(folder / "manifest.json"):
+    with hold_lock(folder / "manifest.json"):
         store.save(snapshot(2), 2)
         assert sorted(os.listdir(folder)) == sorted(os.listdir(store.path(2)))
     store.save(snapshot(3), 3)
@@ -221,20 +224,20 @@ def test_a_folder_at_work_is_not_swept(tmp_path):
 HOLD = """
 import sys, time
 from pathlib import Path
-from lockstep.checkpoint import lock
-with lock.held(Path(sys.argv[1])) as mine:
+from lockstep.core.file_lock import hold_lock
+with hold_lock(Path(sys.argv[1])) as mine:
     print(mine, flush=True)
     time.sleep(60)
 """
 
 
-def test_two_processes(tmp_path):
+def test_a_second_process_cannot_save_to_the_folder(tmp_path):
     store = Store(tmp_path)
     store.save(snapshot(1), 1)
     command = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "True\n"
-        with pytest.raises(SaveError, match=r"One process at a time saves to a folder. Got .* own"):
+        with pytest.raises(SaveError, match=r"Another process is saving to .* Use a folder of its own"):
             store.save(snapshot(2), 2)
         assert store.newest().whole[0] == store.path(1)
         other.kill()
@@ -242,20 +245,20 @@ def test_two_processes(tmp_path):
     assert store.steps() == [1, 2]
 
 
-def test_find_reads_one_or_the_newest(tmp_path):
+def test_read_newest_reads_one_or_the_newest(tmp_path):
     path = write(tmp_path / "mine", snapshot(7))
-    assert equal(find(path), snapshot(7))
+    assert equal(read_newest(path), snapshot(7))
     store = Store(tmp_path / "store")
     store.save(snapshot(1), 1)
     store.save(snapshot(2), 2)
-    assert equal(find(tmp_path / "store"), snapshot(2))
-    assert equal(find(str(store.path(1))), snapshot(1))
+    assert equal(read_newest(tmp_path / "store"), snapshot(2))
+    assert equal(read_newest(str(store.path(1))), snapshot(1))
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match=r"manifest\.json"):
-            find(place)
+            read_newest(place)
 
 
-def test_a_store_that_changes_while_it_is_read(tmp_path, monkeypatch):
+def test_a_store_that_changes_while_it_is_read_is_read_again(tmp_path, monkeypatch):
     """The only checkpoint goes while it is read, because a newer one has come."""
     store = Store(tmp_path, keep=1)
     store.save(snapshot(1), 1)

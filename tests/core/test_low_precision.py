@@ -1,5 +1,6 @@
-"""Short floats: exact on the way up, to the nearest even on the way down. PyTorch is the judge."""
+"""Short floats are widened exactly and narrowed to the nearest even, as PyTorch does it."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -14,20 +15,20 @@ def tensor(bits, dtype):
     return torch.tensor(bits.view(np.int16)).view(SHORT[dtype])
 
 
-def held(bits, dtype):
+def to_numpy(bits, dtype):
     """The bytes as numpy holds them in a state."""
-    return bits.view(np.int16) if dtype == "bfloat16" else bits.view(np.float16)
+    return bits.view(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
 
 
 @pytest.mark.parametrize("dtype", SHORT)
 def test_every_value_widens_as_in_torch_and_comes_back(dtype):
-    wide = widen(held(EVERY, dtype), dtype)
+    wide = widen(to_numpy(EVERY, dtype), dtype)
     assert wide.dtype == np.float32
     np.testing.assert_array_equal(wide, tensor(EVERY, dtype).float().numpy())
     back = narrow(wide, dtype).view(np.uint16)
     number = ~np.isnan(wide)
     np.testing.assert_array_equal(back[number], EVERY[number])
-    assert np.isnan(widen(held(back, dtype), dtype)[~number]).all()
+    assert np.isnan(widen(to_numpy(back, dtype), dtype)[~number]).all()
 
 
 @pytest.mark.parametrize("dtype", SHORT)
@@ -42,7 +43,7 @@ def test_narrowing_rounds_as_torch_does(dtype):
 
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0xFFFFFFFF, 0x7FC00000, 0xFF800001])
-def test_a_nan_stays_one(bits):
+def test_a_nan_stays_a_nan(bits):
     value = np.array([bits], np.uint32).view(np.float32)
     for dtype in SHORT:
         assert np.isnan(widen(narrow(value, dtype), dtype)).all()
@@ -51,7 +52,7 @@ def test_a_nan_stays_one(bits):
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3), (1, 1, 1)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64", "complex64"])
 def test_shapes_stay_and_arrays_stay_arrays(shape, dtype):
-    data = np.ones(shape, "int16" if dtype == "bfloat16" else dtype)
+    data = np.ones(shape, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     wide = widen(data, dtype)
     back = narrow(wide, dtype)
     for array in (wide, back):
@@ -61,7 +62,7 @@ def test_shapes_stay_and_arrays_stay_arrays(shape, dtype):
     assert back.tobytes() == data.tobytes()
 
 
-def test_what_is_wide_enough_is_not_copied():
+def test_an_array_that_is_wide_enough_is_not_copied():
     data = np.ones(3, "float64")
     assert widen(data, "float64") is data
     assert narrow(data, "float64") is data

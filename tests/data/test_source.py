@@ -266,8 +266,8 @@ def test_a_state_that_cannot_be_written_down():
     with pytest.raises(StateError) as caught:
         source.of(loader, 2, True, 0).state()
     assert str(caught.value) == (
-        "A saved state holds numbers, text, lists, tuples, dicts and arrays. Got a object at state_dict()['who']. "
-        "Make it a number, or train without a checkpoint."
+        "A checkpoint cannot hold the object at state_dict()['who'], only numbers, strings, lists, tuples, dicts "
+        "and arrays. Use a number instead, or train without a checkpoint."
     )
 
 

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from lockstep.datasets import fashion, fashion_mnist, idx
+from lockstep.datasets import fashion, fashion_mnist
 from lockstep.errors import DatasetError
 
 
@@ -58,14 +58,14 @@ def test_is_read_from_the_place_that_has_it(places, index):
     check_arrays()
 
 
-def test_a_download_is_kept_whole_and_alone(places):
+def test_a_download_is_cached_without_leftovers(places):
     _, cache, mirror = places
     put(mirror)
     fashion_mnist()
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == FILES
 
 
-@pytest.mark.parametrize(("size", "what"), [(100, "A file has at most 100"), (2000, "A file unpacks to at most 2000")])
+@pytest.mark.parametrize(("size", "what"), [(100, "more than 100 bytes"), (2000, "unpacks to more than 2000 bytes")])
 def test_a_mirror_cannot_fill_the_memory(places, monkeypatch, size, what):
     *_, mirror = places
     put(mirror, train_images=gzip.compress(bytes(10**6)))
@@ -74,7 +74,7 @@ def test_a_mirror_cannot_fill_the_memory(places, monkeypatch, size, what):
         fashion_mnist()
 
 
-def test_the_next_mirror_is_asked_when_one_fails(places, tmp_path, monkeypatch):
+def test_the_next_mirror_is_used_if_one_fails(places, tmp_path, monkeypatch):
     *_, mirror = places
     put(mirror)
     monkeypatch.setattr(fashion, "MIRRORS", ((tmp_path / "gone").as_uri(), mirror.as_uri()))
@@ -107,13 +107,14 @@ def test_a_download_with_another_checksum_is_not_kept(places):
     assert list(cache.iterdir()) == []
 
 
-def test_nothing_found_says_what_was_tried_and_what_to_do(places):
+def test_an_error_lists_the_places_tried_and_what_to_install(places):
     debian, cache, mirror = places
     with pytest.raises(DatasetError) as caught:
         fashion_mnist()
     rule, *tried, advice = str(caught.value).splitlines()
     assert rule == (
-        "Fashion-MNIST is read from Debian's package, the cache or a mirror. None gave 'train-images-idx3-ubyte':"
+        "Fashion-MNIST's 'train-images-idx3-ubyte' was found neither in Debian's package, nor in the cache, "
+        "nor at a mirror:"
     )
     for line, place in zip(tried, (debian, cache, mirror.as_uri()), strict=True):
         assert line.startswith(f"  {place}/train-images-idx3-ubyte.gz: ")
@@ -127,15 +128,15 @@ def test_nothing_found_says_what_was_tried_and_what_to_do(places):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "An idx file of 1 axes begins with 00000801. Got ''."),
-        (bytes([0, 0, 8, 3]), "An idx file of 1 axes begins with 00000801. Got '00000803'."),
-        (bytes([0, 0, 13, 1]), "An idx file of 1 axes begins with 00000801. Got '00000d01'."),  # 32-bit floats
-        (bytes([0, 0, 8, 1, 0, 0]), "An idx header of 1 axes is 8 bytes long. Got 6 bytes in all."),
-        (bytes([0, 0, 8, 1, 0, 0, 0, 3, 1, 2]), "An idx file of shape (3,) holds 3 bytes after its header. Got 2."),
-        (bytes([0, 0, 8, 1, 0, 0, 0, 1, 1, 2]), "An idx file of shape (1,) holds 1 bytes after its header. Got 2."),
+        (b"", "An idx file of 1 axes must begin with 00000801. Got ''."),
+        (bytes([0, 0, 8, 3]), "An idx file of 1 axes must begin with 00000801. Got '00000803'."),
+        (bytes([0, 0, 13, 1]), "An idx file of 1 axes must begin with 00000801. Got '00000d01'."),  # 32-bit floats
+        (bytes([0, 0, 8, 1, 0, 0]), "The header of an idx file of 1 axes has 8 bytes. Got 6 bytes in all."),
+        (bytes([0, 0, 8, 1, 0, 0, 0, 3, 1, 2]), "An idx file of shape (3,) has 3 bytes after its header. Got 2."),
+        (bytes([0, 0, 8, 1, 0, 0, 0, 1, 1, 2]), "An idx file of shape (1,) has 1 bytes after its header. Got 2."),
     ],
 )
 def test_an_idx_file_is_exactly_what_its_header_says(content, message):
     with pytest.raises(DatasetError) as caught:
-        idx.parse(content, num_axes=1)
-    assert str(caught.value) == message
+        fashion.parse_idx(content, num_axes=1)
+    assert str(caught.value) == f"{message} Use another copy of the file."

@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from lockstep.callbacks import Chain, History
+from lockstep.callbacks import CallbackList, History
 from lockstep.callbacks.base import Params
 from lockstep.core.time_breakdown import Breakdown
 from lockstep.display.bar import Bar, Speed
 from lockstep.display.epoch_line import EpochLine
-from lockstep.display.number_format import significant
+from lockstep.display.number_format import format_significant
 from lockstep.display.progress import Progress
 from lockstep.display.terminal import Notebook, choose_screen
 
@@ -66,7 +66,7 @@ class Run:
         self.params: Params = {"epochs": 10, "steps": 235, "batch_size": 256, "examples": 60_000}
         self.params.update(params)  # type: ignore[typeddict-item]
         self.progress = Progress(console=console, clock=self.clock)
-        self.chain = Chain([self.progress], self.trainer, self.params)
+        self.chain = CallbackList([self.progress], self.trainer, self.params)
 
     def steps(self, number: int, logs: Mapping[str, float], first: int = 0) -> None:
         for batch in range(first, first + number):
@@ -396,6 +396,6 @@ def test_a_number_is_shown_whole_or_not_at_all(width: int) -> None:
     numbers = {"0.6931", "1.234e-05", "0.8125"}
     lines = drawn(bar, width)
     assert set(re.findall(r"(?<![\w.])\d+\.\d+\S*", "\n".join(lines))) <= numbers
-    facts = [f"{name} {significant(value)}" for name, value in LONG.items()]
+    facts = [f"{name} {format_significant(value)}" for name, value in LONG.items()]
     found = re.findall(r"\d+\.\d+\S*", "\n".join(drawn(EpochLine("epoch 1/1", tuple(facts)), width)))
     assert set(found) == numbers

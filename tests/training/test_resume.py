@@ -385,7 +385,7 @@ def test_other_data_than_the_run_began_with(tmp_path, options, message):
 
 def test_other_callbacks_than_the_run_began_with(tmp_path):
     fitted(wrapped(), tmp_path, epochs=1, callbacks=[lockstep.EMA(0.9)])
-    with pytest.raises(StateError, match="Saved are the states of EMA, and fit was given none"):
+    with pytest.raises(StateError, match=r"the states of these callbacks: EMA; fit\(\) was given none"):
         fitted(wrapped(), tmp_path)
 
 
@@ -409,7 +409,7 @@ def test_a_damaged_newest_one_is_passed_over_with_a_warning(tmp_path, every_chec
     trainer = wrapped()
     for take_up in (trainer.restore, lockstep.load_arrays, lambda path: fitted(trainer, path)):
         with pytest.warns(
-            UserWarning, match=r"Passed over a newer checkpoint. .*step-00000008.*model\.safetensors"
+            UserWarning, match=r"A newer checkpoint was skipped. .*step-00000008.*model\.safetensors"
         ) as told:
             take_up(tmp_path)
         assert [each.filename for each in told] == [__file__]

@@ -77,7 +77,7 @@ class Work:
 
 
 class Array(NamedTuple):
-    """One array of the state: its bytes as numpy holds them, and the type they really have (`bfloat16` ...)."""
+    """One array of the state, and the name of its type; `python` for a plain number of the optimizer."""
 
     data: NDArray[Any]
     dtype: str
@@ -154,6 +154,12 @@ class Backend(Protocol):
 
     def copies(self) -> Iterator[State]:
         """The state as each replica of this process sees it, one after the other."""
+
+    def model_arrays(self) -> Mapping[str, Any]:
+        """The first replica's parameters and buffers as the framework's own arrays, by the names of `state`.
+
+        These are not copies: their values are those of now only until the next step.
+        """
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""

@@ -1,10 +1,10 @@
-"""Callbacks: what runs beside the steps of `fit`, with Keras's names.
+"""Callbacks, which `fit` calls at fixed moments, with Keras's names.
 
-matplotlib and tensorboard are only imported when a run begins that uses them.
+matplotlib and tensorboard are only imported when a run that uses them begins.
 """
 
 from lockstep.callbacks.base import Callback
-from lockstep.callbacks.callback_list import Chain
+from lockstep.callbacks.callback_list import CallbackList
 from lockstep.callbacks.csv_logger import CSVLogger
 from lockstep.callbacks.early_stopping import EarlyStopping
 from lockstep.callbacks.ema import EMA
@@ -19,7 +19,7 @@ __all__ = [
     "EMA",
     "CSVLogger",
     "Callback",
-    "Chain",
+    "CallbackList",
     "EarlyStopping",
     "History",
     "LearningRateSchedule",

@@ -1,7 +1,7 @@
-"""Backups: Keras's `BackupAndRestore` as one of Lockstep's callbacks.
+"""Keras's `BackupAndRestore` as one of Lockstep's callbacks.
 
-Keras saves the weights, the optimizer and the epoch's number. Beside that number goes what
-makes the run exact: its steps, epochs, seed, shards and threads, as a checkpoint holds them.
+Keras saves the weights, the optimizer and the number of epochs. Beside that number, in the same JSON file, goes what
+makes the run exact: its steps, epochs, seed, shards and threads, as in a checkpoint.
 """
 
 import dataclasses
@@ -11,33 +11,33 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
-from lockstep.callbacks.files import replace
-from lockstep.callbacks.keras_adapter import KerasCallback, is_guest
+from lockstep.callbacks.keras_adapter import KerasCallback, is_keras_callback
+from lockstep.core.atomic_file import replace_file
 from lockstep.errors import CallbackError, ExactError, ModelError
 from lockstep.training.run_state import Run
 
-OWN = "lockstep"  # the key of the run's numbers in Keras's file
+RUN_KEY = "lockstep"  # of the run's numbers in Keras's file
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """Where a run stood when its backup was made."""
+    """The number of epochs in a backup, and the run it was made in."""
 
     epochs: int
-    run: Run | None  # of a backup that plain Keras made there is none
+    run: Run | None  # None for a backup that Keras made without Lockstep
 
     def take_over(self, trainer: Any, steps_per_epoch: int | None) -> bool:
-        """Gives the trainer's run the backup's numbers; tells whether these put its data into another order."""
+        """Give the trainer's run the numbers of the backup; return whether its data is now read in another order."""
         run, seed = trainer.session.run, trainer.session.run.seed
-        made = {"epoch": run.epoch + self.epochs, "step": run.step + self.epochs * (steps_per_epoch or 0)}
-        run.take_over(self.run or dataclasses.replace(run, **made))
+        counts = {"epoch": run.epoch + self.epochs, "step": run.step + self.epochs * (steps_per_epoch or 0)}
+        run.take_over(self.run or dataclasses.replace(run, **counts))
         trainer.session.reset_opening()
         trainer.session.resumed = f"resumed from a backup at the beginning of epoch {self.epochs + 1}"
         return bool(run.seed != seed)
 
 
 class Backup(KerasCallback):
-    """One `BackupAndRestore`, known by the attributes that Keras gives it."""
+    """One `BackupAndRestore`, recognized by the attributes that Keras gives it."""
 
     found: Restored | None = None
 
@@ -47,36 +47,36 @@ class Backup(KerasCallback):
         return str(self.callback.backup_dir)
 
     def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
-        """Lets Keras load the backup, where there is one that fits this run, and keeps what it says."""
+        """Let Keras load the backup if there is one that fits this run, and store its numbers in `found`."""
         model = self.trainer.model
         if not model.built:
             raise ModelError(
-                f"BackupAndRestore needs a model that has its variables. Got {model.name!r}, which waits for its "
-                "first batch. Begin it with keras.Input(shape), or call it on an example before lockstep.wrap: "
+                f"BackupAndRestore needs a model that has its variables, and {model.name!r} creates them at its first "
+                "batch. Begin the model with keras.Input(shape), or call it on an example before lockstep.wrap: "
                 "model(x[:1])."
             )
-        numbers = self._read().get(OWN)
+        numbers = self._read().get(RUN_KEY)
         saved = Run.from_saved(numbers) if isinstance(numbers, dict) else None
         if saved is not None:  # before Keras writes anything into the model
             self.trainer.session.run.check(saved, self.trainer.exact, len(self.trainer.devices))
-        model._initial_epoch = None  # Keras itself never takes it back, and a later fit would skip epochs
+        model._initial_epoch = None  # Keras itself never resets it, and a later fit would skip epochs
         super().on_train_begin(logs)
         epochs, model._initial_epoch = model._initial_epoch, None
         self.found = Restored(int(epochs), saved) if epochs else None
 
     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
-        """Lets Keras save, and puts the run's numbers beside the epoch's."""
+        """Let Keras save, then add the run's numbers to its file."""
         super().on_epoch_end(epoch, logs)
         written = self._read()
         if written.get("epoch") == epoch + 1:
-            replace(self._file, json.dumps({**written, OWN: self.trainer.session.run.state()}).encode())
+            replace_file(self._file, json.dumps({**written, RUN_KEY: self.trainer.session.run.state()}).encode())
 
     @property
     def _file(self) -> Path:
         return Path(self.callback._training_metadata_path)
 
     def _read(self) -> dict[str, Any]:
-        """What Keras's file says; nothing where there is none in reach (it may lie in a cloud)."""
+        """The content of Keras's file; empty if it cannot be read here, as on cloud storage."""
         try:
             found = json.loads(self._file.read_text())
         except (OSError, ValueError):
@@ -94,25 +94,25 @@ def is_backup(callback: Any) -> bool:
 
 
 def check_backups(callbacks: Iterable[Callback], checkpoint: Any, exact: bool) -> None:
-    """Refuses a backup beside a checkpoint, and one in the middle of an epoch where bits must be equal."""
+    """Refuse a backup together with a checkpoint, and, in an exact run, one in the middle of an epoch."""
     for backup in (callback for callback in callbacks if isinstance(callback, Backup)):
         if checkpoint is not None:
             raise CallbackError(
-                f"One of them restores a run. Got BackupAndRestore({backup.folder!r}) and checkpoint={checkpoint!r}. "
-                "Leave BackupAndRestore out."
+                f"fit() can restore a run from one place, and got BackupAndRestore({backup.folder!r}) and "
+                f"checkpoint={checkpoint!r}. Leave BackupAndRestore out."
             )
         frequency = backup.callback.save_freq
         if exact and frequency != "epoch":
             raise ExactError(
-                "A run goes on exactly from the end of an epoch: after a backup inside one Keras makes the whole "
-                f"epoch again. Got BackupAndRestore(save_freq={frequency!r}). Use save_freq='epoch'; or leave it out "
-                f"and use fit(checkpoint=lockstep.Checkpoint({backup.folder!r}, every={max(int(frequency), 1)})), "
-                "which goes on at the step; or exact=False."
+                f"BackupAndRestore(save_freq={frequency!r}) saves inside an epoch, and Keras then repeats the whole "
+                "epoch, which an exact run must not. Use save_freq='epoch'; or leave it out and use "
+                f"fit(checkpoint=lockstep.Checkpoint({backup.folder!r}, every={max(int(frequency), 1)})), "
+                "which continues at the step; or exact=False."
             )
 
 
-def adapted(callback: Any) -> Any:
-    """A Keras callback as one of Lockstep's; anything else as it is."""
-    if not is_guest(callback):
+def adapt_callback(callback: Any) -> Any:
+    """Wrap a Keras callback as one of Lockstep's; return anything else as it is."""
+    if not is_keras_callback(callback):
         return callback
     return Backup(callback) if is_backup(callback) else KerasCallback(callback)

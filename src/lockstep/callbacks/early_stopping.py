@@ -1,12 +1,10 @@
-"""Early stopping: an end to training that no longer gets anywhere."""
+"""Early stopping: end training when a metric no longer improves."""
 
 from typing import Any
 
 from lockstep.backends.base import Array
-from lockstep.callbacks import weights
-from lockstep.callbacks.arguments import whole
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
-from lockstep.core.arguments import check_flag, check_number
+from lockstep.core.arguments import check_flag, check_integer, check_number
 from lockstep.core.monitor import Monitor
 from lockstep.errors import CallbackError
 
@@ -14,10 +12,9 @@ from lockstep.errors import CallbackError
 class EarlyStopping(Callback):
     """Stops after `patience` epochs in a row without an improvement of the metric, as in Keras.
 
-    An improvement is one of more than `min_delta`. With a `baseline`, only what is also
-    better than that starts the count anew. Epochs before `start_from_epoch` do not count.
-    `restore_best` gives the model back, at the end of training, the weights of its best
-    epoch; the optimizer's state stays as it is. It keeps a copy of them on the host.
+    An improvement is larger than `min_delta`. With a `baseline`, only a value that is also better than that resets the
+    count. Epochs before `start_from_epoch` do not count. `restore_best` gives the model, at the end of training, the
+    weights and running statistics of its best epoch, of which a copy is kept on the host; the optimizer state stays.
 
     >>> import lockstep, numpy as np
     >>> from lockstep.backends.numpy import SGD, Dense
@@ -41,10 +38,10 @@ class EarlyStopping(Callback):
         start_from_epoch: int = 0,
     ) -> None:
         self.monitor = Monitor(monitor, mode, min_delta)
-        self.patience = whole("patience", patience, least=0)
+        self.patience = check_integer("patience", patience, CallbackError, least=0)
         self.restore_best = check_flag("restore_best", restore_best, CallbackError)
         self.baseline = None if baseline is None else check_number("baseline", baseline, CallbackError, 0.5)
-        self.start_from_epoch = whole("start_from_epoch", start_from_epoch, least=0)
+        self.start_from_epoch = check_integer("start_from_epoch", start_from_epoch, CallbackError, least=0)
         self._reset()
 
     def _reset(self) -> None:
@@ -64,19 +61,19 @@ class EarlyStopping(Callback):
         self.wait += 1
         if self.monitor.better(value, self.best):
             self.best = value
-            self._keep(epoch)
+            self._note_best(epoch)
             if self.baseline is None or self.monitor.better(value, self.baseline):
                 self.wait = 0
             return
-        if self.best_epoch is None:  # NaN so far, and still the best there is
-            self._keep(epoch)
+        if self.best_epoch is None:  # only NaN so far: the first epoch counts as the best
+            self._note_best(epoch)
         if self.wait >= self.patience and epoch > 0:
             self.stopped_epoch = epoch
             self.trainer.stop_training = True
 
     def on_train_end(self, logs: Logs = NO_LOGS) -> None:
         if self._best_weights:
-            weights.put(self.trainer, self._best_weights)
+            self.trainer.load_state({**self.trainer.state(), **self._best_weights})
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -92,7 +89,8 @@ class EarlyStopping(Callback):
         self.best_epoch, self.stopped_epoch = state["best_epoch"], state["stopped_epoch"]
         self._best_weights = dict(state["best_weights"])
 
-    def _keep(self, epoch: int) -> None:
+    def _note_best(self, epoch: int) -> None:
         self.best_epoch = epoch
         if self.restore_best:
-            self._best_weights = weights.take(self.trainer)
+            state = self.trainer.state()
+            self._best_weights = {name: array for name, array in state.items() if name.startswith("model.")}

@@ -1,26 +1,27 @@
-"""History: what a run was like, epoch by epoch; the value that `fit` returns.
+"""History: the values of every epoch; what `fit` returns.
 
-Every list has one entry per finished epoch. A name that appears late, or only now
-and then, is NaN where it was not measured, so that the lists always line up.
+Every list has one entry per finished epoch. If a value was not measured in an epoch, its entry is NaN, so all
+lists have the same length.
 """
 
 import csv
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import StringIO
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from lockstep.callbacks.base import Logs
-from lockstep.callbacks.files import replace
-from lockstep.display.curves import draw, in_notebook, picture, show_picture
-from lockstep.display.number_format import as_float, duration, significant
+from lockstep.core.atomic_file import replace_file
+from lockstep.display.curves import draw, in_notebook, render_picture, show_picture
+from lockstep.display.number_format import format_duration, format_significant, to_float
 
 
 @dataclass(repr=False)
 class History:
-    """The numbers of every finished epoch, with Keras's names.
+    """The values of every finished epoch, with Keras's names.
 
     >>> history = History(devices=("cpu:0", "cpu:1"))
     >>> history.record(0, {"loss": 0.7, "accuracy": 0.75, "val_accuracy": 0.81}, seconds=9.4)
@@ -29,27 +30,27 @@ class History:
     [0.7, 0.4]
     >>> history
     History(2 epochs: loss 0.4000, accuracy 0.8600, val_accuracy 0.9300)
-    >>> history.closing()
+    >>> history.summarize()
     'val acc: 0.93, 9.2 sec/epoch on 2 devices: cpu:0, cpu:1'
     """
 
     devices: tuple[str, ...] = ()
     history: dict[str, list[float]] = field(default_factory=dict)
-    """Name to one value per epoch: loss, accuracy, val_loss, val_accuracy … and what callbacks wrote into logs."""
+    """One value per epoch, by name: loss, val_loss, … and what callbacks wrote into the logs."""
     epoch: list[int] = field(default_factory=list)
-    """The epochs' numbers, from 0."""
+    """The numbers of the epochs, from 0."""
     seconds: list[float] = field(default_factory=list)
-    """Time per epoch, training only."""
+    """The training time of each epoch, without validation."""
 
     def record(self, epoch: int, logs: Logs, seconds: float) -> None:
-        """Adds one finished epoch. Reads every value of `logs` once.
+        """Add a finished epoch; read every value of `logs` once.
 
         >>> history = History()
         >>> history.record(0, {"loss": 0.5}, seconds=1.5)
         >>> history.epoch, history.seconds, history.history
         ([0], [1.5], {'loss': [0.5]})
         """
-        values = {name: as_float(value) for name, value in logs.items()}
+        values = {name: to_float(value) for name, value in logs.items()}
         for name in values:
             self.history.setdefault(name, [math.nan] * len(self.epoch))
         for name, column in self.history.items():
@@ -58,7 +59,7 @@ class History:
         self.seconds.append(float(seconds))
 
     def amend(self, logs: Logs) -> None:
-        """Puts `logs` in the place of the newest epoch's values: callbacks may have written into them.
+        """Replace the newest epoch's values by `logs`, into which callbacks may have written since.
 
         >>> history = History()
         >>> history.record(0, {"loss": 0.5}, seconds=1.5)
@@ -73,7 +74,7 @@ class History:
         self.record(self.epoch.pop(), logs, self.seconds.pop())
 
     def state_dict(self) -> dict[str, Any]:
-        """The numbers, for a checkpoint.
+        """Return the values, for a checkpoint.
 
         >>> history = History(devices=("cpu:0",))
         >>> history.record(0, {"loss": 0.5}, seconds=1.5)
@@ -84,7 +85,7 @@ class History:
         return {"history": columns, "epoch": list(self.epoch), "seconds": list(self.seconds)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over saved numbers; the devices are those of the present run.
+        """Load saved values; the devices stay those of the present run.
 
         >>> history = History(devices=("cpu:0", "cpu:1"))
         >>> history.load_state_dict({"history": {"loss": [0.5]}, "epoch": [0], "seconds": [1.5]})
@@ -96,13 +97,13 @@ class History:
         self.seconds = list(state["seconds"])
 
     def __getitem__(self, name: str) -> list[float]:
-        """One value per epoch, as `history.history[name]`.
+        """Return one value per epoch, as `history.history[name]`.
 
         >>> History(history={"loss": [0.5]})["loss"]
         [0.5]
         """
         if name not in self.history:
-            raise KeyError(f"{name}; measured were {', '.join(self.history) or 'no values yet'}")
+            raise KeyError(f"{name}; the history has {', '.join(self.history) or 'no values yet'}")
         return self.history[name]
 
     def __contains__(self, name: object) -> bool:
@@ -110,11 +111,11 @@ class History:
         return name in self.history
 
     def __iter__(self) -> Iterator[str]:
-        """The names."""
+        """Iterate over the names."""
         return iter(self.history)
 
     def last(self) -> dict[str, float]:
-        """The newest epoch's values.
+        """Return the newest epoch's values.
 
         >>> history = History()
         >>> history.record(0, {"loss": 0.5}, seconds=1.5)
@@ -123,18 +124,18 @@ class History:
         """
         return {name: column[-1] for name, column in self.history.items() if column}
 
-    def closing(self) -> str:
-        """Says how the run ended, how fast and on what, in one line.
+    def summarize(self) -> str:
+        """Return one line with the result of the run, its speed and its devices.
 
         >>> history = History(devices=("cpu:0", "cpu:1", "cpu:2", "cpu:3"))
         >>> history.record(0, {"loss": 0.31, "accuracy": 0.9}, seconds=0.034)
-        >>> history.closing()
+        >>> history.summarize()
         'train acc: 0.90, 0.034 sec/epoch on 4 devices: cpu:0 … cpu:3'
         """
         if not self.epoch:
-            return f"no epoch finished{self._where()}"
+            return f"no epoch finished{self._describe_devices()}"
         mean = sum(self.seconds) / len(self.seconds)
-        return f"{self._result()}, {duration(mean)} sec/epoch{self._where()}"
+        return f"{self._describe_result()}, {format_duration(mean)} sec/epoch{self._describe_devices()}"
 
     def plot(self, path: str | PathLike[str] | None = None) -> Path | None:
         """Draw the curves into a picture file (PNG, SVG, PDF, by its ending) and return its path.
@@ -150,16 +151,16 @@ class History:
         'curves.png'
         """
         if path is None and in_notebook():
-            show_picture(picture(draw(self.epoch, self.history)))
+            show_picture(render_picture(draw(self.epoch, self.history)))
             return None
         target = Path("curves.png" if path is None else path)
         if not target.suffix:
             target = target.with_suffix(".png")
-        replace(target, picture(draw(self.epoch, self.history), target.suffix[1:]))
+        replace_file(target, render_picture(draw(self.epoch, self.history), target.suffix[1:]))
         return target
 
     def to_csv(self, path: str | PathLike[str]) -> Path:
-        """Writes one row per epoch, every digit kept, and gives the file's path.
+        """Write one row per epoch, with every digit, and return the path of the file.
 
         >>> history = History()
         >>> history.record(0, {"loss": 0.5}, seconds=1.5)
@@ -170,36 +171,36 @@ class History:
         0,1.5,0.5
         """
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["epoch", "seconds", *self.history])
-            writer.writerows(zip(self.epoch, self.seconds, *self.history.values(), strict=True))
+        buffer = StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(["epoch", "seconds", *self.history])
+        writer.writerows(zip(self.epoch, self.seconds, *self.history.values(), strict=True))
+        replace_file(target, buffer.getvalue().encode())
         return target
 
     def __repr__(self) -> str:
         count = len(self.epoch)
         epochs = f"{count} epoch" if count == 1 else f"{count} epochs"
-        last = ", ".join(f"{name} {significant(column[-1])}" for name, column in self.history.items() if column)
+        last = ", ".join(f"{name} {format_significant(column[-1])}" for name, column in self.history.items() if column)
         return f"History({epochs}: {last})" if last else f"History({epochs})"
 
-    def _result(self) -> str:
-        """The one number the run is remembered by."""
+    def _describe_result(self) -> str:
+        """The last validation accuracy, or the best substitute that was measured."""
         for name, label in (("val_accuracy", "val acc"), ("accuracy", "train acc")):
             if name in self.history:
-                return f"{label}: {self._last(name):.2f}"
+                return f"{label}: {self._find_last(name):.2f}"
         for name, label in (("val_loss", "val loss"), ("loss", "loss")):
             if name in self.history:
-                return f"{label}: {significant(self._last(name))}"
+                return f"{label}: {format_significant(self._find_last(name))}"
         return f"{len(self.epoch)} epochs"
 
-    def _last(self, name: str) -> float:
-        """The newest value that was measured; NaN where none was."""
+    def _find_last(self, name: str) -> float:
+        """The newest value that was measured; NaN if none was."""
         measured = [value for value in self.history[name] if not math.isnan(value)]
         return measured[-1] if measured else math.nan
 
-    def _where(self) -> str:
-        """The devices as the end of a sentence; nothing where none are known."""
+    def _describe_devices(self) -> str:
+        """The devices as the end of a sentence; empty if they are not known."""
         if not self.devices:
             return ""
         if len(self.devices) == 1:

@@ -1,19 +1,18 @@
-"""Log: the numbers of a run handed to a function, such as `wandb.log`."""
+"""Log: passes the values of a run to a function, such as `wandb.log`."""
 
 from collections.abc import Callable
 from typing import Any
 
-from lockstep.callbacks.arguments import steps
-from lockstep.callbacks.base import NO_LOGS, Callback, Logs
-from lockstep.display.number_format import as_float
+from lockstep.callbacks.base import NO_LOGS, Callback, Logs, parse_every
+from lockstep.display.number_format import to_float
 from lockstep.errors import CallbackError
 
 
 class Log(Callback):
-    """Calls `function` with a dict of floats, and the epoch's and the step's number, after every epoch.
+    """Calls `function` after every epoch with a dict: its values as floats, the number of the epoch and of the step.
 
-    With `every=100` also after every hundredth step, with the means so far in the epoch; reading
-    them waits for the device. The step counts from 1 and over the whole run.
+    With `every=100` also after every hundredth step, with the means so far in the epoch; reading them waits for the
+    device. The step counts from 1 and over the whole run.
 
     >>> from types import SimpleNamespace
     >>> log = Log(print)
@@ -25,9 +24,11 @@ class Log(Callback):
 
     def __init__(self, function: Callable[[dict[str, Any]], object], every: int | str = "epoch") -> None:
         if not callable(function):
-            raise CallbackError(f"Log calls a function with a dict. Got {function!r}. Use for example Log(print).")
+            raise CallbackError(
+                f"Log needs a function that takes a dict. Got {function!r}. Use for example Log(print)."
+            )
         self._function = function
-        self._steps = steps(every)
+        self._steps = parse_every(every)
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
@@ -41,5 +42,5 @@ class Log(Callback):
         self._call(logs)
 
     def _call(self, logs: Logs) -> None:
-        values = {name: as_float(value) for name, value in logs.items()}
+        values = {name: to_float(value) for name, value in logs.items()}
         self._function({"epoch": self._epoch, "step": self.trainer.num_steps, **values})

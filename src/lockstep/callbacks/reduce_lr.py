@@ -1,11 +1,10 @@
-"""The plateau: where a metric no longer moves, smaller steps may still find a way."""
+"""Reduce the learning rate when a metric no longer improves."""
 
 from typing import Any
 
-from lockstep.callbacks.arguments import whole
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
-from lockstep.callbacks.rates import changeable
-from lockstep.core.arguments import check_number
+from lockstep.callbacks.schedule import read_learning_rates
+from lockstep.core.arguments import check_integer, check_number
 from lockstep.core.monitor import Monitor
 from lockstep.errors import CallbackError
 
@@ -13,8 +12,8 @@ from lockstep.errors import CallbackError
 class ReduceLROnPlateau(Callback):
     """Multiplies the learning rates by `factor` after `patience` epochs without an improvement, as in Keras.
 
-    Then `cooldown` epochs pass before the next count begins. Every group of parameters is
-    reduced, down to `min_lr`; a group whose rate is smaller than that already keeps it.
+    Then `cooldown` epochs pass before the next count begins. The rate of every group of parameters is reduced, down to
+    `min_lr`; a rate that is smaller already stays.
 
     >>> from types import SimpleNamespace
     >>> callback = ReduceLROnPlateau("loss", factor=0.5, patience=2)
@@ -41,14 +40,14 @@ class ReduceLROnPlateau(Callback):
         check_number("min_lr", min_lr, CallbackError, 0)
         if not 0 < factor < 1:
             raise CallbackError(
-                f"factor makes a learning rate smaller: above 0, below 1. Got {factor}. Use factor=0.1."
+                f"factor must be above 0 and below 1: it multiplies the learning rate. Got {factor}. Use factor=0.1."
             )
         if not min_lr >= 0:
-            raise CallbackError(f"min_lr is the least learning rate, 0 or more. Got {min_lr}. Use min_lr=0.")
+            raise CallbackError(f"min_lr must be 0 or more. Got {min_lr}. Use min_lr=0.")
         self.monitor = Monitor(monitor, mode, min_delta)
         self.factor = factor
-        self.patience = whole("patience", patience, least=0)
-        self.cooldown = whole("cooldown", cooldown, least=0)
+        self.patience = check_integer("patience", patience, CallbackError, least=0)
+        self.cooldown = check_integer("cooldown", cooldown, CallbackError, least=0)
         self.min_lr = min_lr
         self._reset()
 
@@ -82,7 +81,7 @@ class ReduceLROnPlateau(Callback):
         self.wait, self.best, self.cooling = state["wait"], state["best"], state["cooling"]
 
     def _reduce(self) -> None:
-        rates = changeable(self.trainer, "ReduceLROnPlateau")
+        rates = read_learning_rates(self.trainer, "ReduceLROnPlateau")
         if any(rate > self.min_lr for rate in rates):
             self.trainer.learning_rates = tuple(
                 max(rate * self.factor, self.min_lr) if rate > self.min_lr else rate for rate in rates

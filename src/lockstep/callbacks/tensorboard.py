@@ -1,26 +1,33 @@
 """TensorBoard: a run's curves as event files, named as Keras names them."""
 
+import itertools
+import os
+import time
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-from lockstep.callbacks.arguments import steps
-from lockstep.callbacks.base import NO_LOGS, Callback, Logs
-from lockstep.callbacks.tensorboard_events import Events, require
+from lockstep.callbacks.base import NO_LOGS, Callback, Logs, parse_every
 from lockstep.core.arguments import check_path
 from lockstep.display.curves import VALIDATION
-from lockstep.display.number_format import as_float
-from lockstep.errors import CallbackError
+from lockstep.display.number_format import to_float
+from lockstep.errors import CallbackError, MissingExtra
+
+VERSION = "brain.Event:2"
+
+_file_numbers = itertools.count()
 
 
 class TensorBoard(Callback):
     """Writes `epoch_loss` and so on over the epochs, into `folder/train` and `folder/validation`.
 
-    The learning rate is `epoch_learning_rate`; further groups' are `epoch_learning_rate_1` and so
-    on. With `every=100` also `batch_loss` and so on, after every hundredth step, over the
-    steps of the run; reading them waits for the device. Look with `tensorboard --logdir folder`.
+    The learning rate is `epoch_learning_rate`; those of further groups are `epoch_learning_rate_1` and so on. With
+    `every=100` also `batch_loss` and so on, after every hundredth step, over the steps of the run; reading them waits
+    for the device. Look with `tensorboard --logdir folder`.
 
-    A resumed run takes back what it makes again. With `every=100` this is so over the
-    steps; an epoch that ended after the checkpoint is there twice, with the same numbers.
+    A resumed run removes from the curves what it repeats. With `every=100` it does so by step; an epoch that ended
+    after the checkpoint is then in the file twice, with the same numbers.
 
     >>> import lockstep, numpy as np, tempfile
     >>> from lockstep.backends.numpy import SGD, Dense
@@ -34,12 +41,12 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: str | PathLike[str], every: int | str = "epoch") -> None:
         self.folder = Path(check_path("folder", folder, CallbackError, "runs/first"))
-        self._steps = steps(every)
-        self._files: dict[str, Events] = {}
+        self._steps = parse_every(every)
+        self._files: dict[str, EventFile] = {}
         self._first_epoch: int | None = None
 
     def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
-        require()
+        check_tensorboard()
         self._first_epoch = None
 
     def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
@@ -49,39 +56,109 @@ class TensorBoard(Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs = NO_LOGS) -> None:
         if self._steps and self.trainer.num_steps % self._steps == 0:
-            self._write("train", "batch", self.trainer.num_steps, {**logs, **self._rates()})
+            self._write("train", "batch", self.trainer.num_steps, {**logs, **self._read_rates()})
 
     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
         train = {name: value for name, value in logs.items() if not name.startswith(VALIDATION)}
         validation = {name.removeprefix(VALIDATION): logs[name] for name in logs if name not in train}
-        self._write("train", "epoch", epoch, {**train, **self._rates()})
+        self._write("train", "epoch", epoch, {**train, **self._read_rates()})
         if validation:
             self._write("validation", "epoch", epoch, validation)
         for file in self._files.values():
             file.flush()
 
     def close(self) -> None:
-        """Ends the files."""
+        """Close the files."""
         for file in self._files.values():
             file.close()
         self._files = {}
 
-    def _rates(self) -> dict[str, float]:
+    def _read_rates(self) -> dict[str, float]:
         rates = self.trainer.learning_rates
         return {f"learning_rate_{index}" if index else "learning_rate": rate for index, rate in enumerate(rates)}
 
     def _write(self, run: str, prefix: str, step: int, values: Logs) -> None:
-        numbers = {name: as_float(value) for name, value in values.items()}  # of what callbacks wrote, numbers alone
+        numbers = {name: to_float(value) for name, value in values.items()}  # callbacks may have written strings
         scalars = {f"{prefix}_{name}": value for name, value in numbers.items() if isinstance(value, float)}
-        self._file(run).scalars(step, scalars)
+        self._open_file(run).write_scalars(step, scalars)
 
-    def _file(self, run: str) -> Events:
-        """The file of a sub-run, made when there is something for it."""
+    def _open_file(self, run: str) -> "EventFile":
+        """The file of a sub-run, created when its first value comes."""
         if run not in self._files:
-            self._files[run] = Events(self.folder / run)
+            self._files[run] = EventFile(self.folder / run)
             if getattr(self.trainer, "resumed", ""):
                 assert self._first_epoch is not None
-                # No epoch has a greater number than a step has, so nothing that counts is taken back.
-                over_steps = run == "train" and self._steps
-                self._files[run].restart(self._first_step + 1 if over_steps else self._first_epoch)
+                # An epoch's number is never greater than a step's, so restarting by step removes no valid epoch.
+                by_step = run == "train" and self._steps
+                self._files[run].restart(self._first_step + 1 if by_step else self._first_epoch)
         return self._files[run]
+
+
+class EventFile:
+    """A new file of scalars over steps in a folder, as TensorBoard reads it.
+
+    Written through TensorBoard's own protos and records, but not through its asynchronous writer, which imports
+    TensorFlow if that is installed. Not synced to the disk: the reader skips a last record that was cut off, and a
+    resumed run writes it again.
+
+    >>> import tempfile
+    >>> from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = EventFile(Path(folder))
+    ...     file.write_scalars(3, {"epoch_loss": 0.5})
+    ...     file.close()
+    ...     events = EventAccumulator(folder).Reload().Scalars("epoch_loss")
+    >>> [(event.step, event.value) for event in events]
+    [(3, 0.5)]
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import socket
+
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files of a folder in the order of their names: the later one must come last.
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}.{next(_file_numbers)}"
+        self._file = RecordWriter((folder / name).open("wb"))
+        self._write(file_version=VERSION)
+
+    def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write numbers by name, all at one step."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        items = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._write(step=step, summary=Summary(value=items))
+
+    def restart(self, step: int) -> None:
+        """Remove what earlier files of the folder hold from this step on: TensorBoard does not show it any more."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self._write(step=step, session_log=SessionLog(status=SessionLog.START))
+
+    def flush(self) -> None:
+        """Write buffered values to the file."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        self._file.close()
+
+    def _write(self, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._file.write(Event(wall_time=time.time(), **content).SerializeToString())
+
+
+def check_tensorboard() -> None:
+    """Raise `MissingExtra`, with the command that installs it, if TensorBoard is not installed.
+
+    >>> check_tensorboard()
+    """
+    try:
+        import tensorboard.compat.proto.event_pb2
+        import tensorboard.summary.writer.record_writer  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(
+            'TensorBoard needs tensorboard. Install it: pip install "lockstep-train[tensorboard]"'
+        ) from error

@@ -9,9 +9,10 @@ from lockstep.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `fit(checkpoint=…)` takes: a folder, saved to every epoch or every so many steps.
+    """The folder of `fit(checkpoint=…)`, and when to save to it: after every epoch or every so many steps.
 
-    The `keep` newest stay, `None` for all. With `best="val_accuracy"` the best stays too, under the link `best`.
+    The `keep` newest checkpoints are kept, all if None. With `best="val_accuracy"` the best one is kept too, under the
+    link `best`.
 
     >>> Checkpoint("ckpt/", every=500, best="val_accuracy")
     Checkpoint(path='ckpt/', every=500, keep=3, best='val_accuracy')
@@ -23,24 +24,24 @@ class Checkpoint:
     best: str | Monitor | None = None
 
     def __post_init__(self) -> None:
-        """Refuses values that mean nothing."""
+        """Check the arguments."""
         if not isinstance(self.path, str | os.PathLike) or not os.fspath(self.path):
-            raise CheckpointError(f"A checkpoint's path is a folder's. Got {self.path!r}. Use 'ckpt/', for example.")
+            raise CheckpointError(f"path must be a folder. Got {self.path!r}. Use for example 'ckpt/'.")
         if not (isinstance(self.every, str) and self.every == "epoch") and not _is_count(self.every):
             raise CheckpointError(
-                f"every is 'epoch' or a number of steps, 1 or more. Got {self.every!r}. Use every='epoch'."
+                f"every must be 'epoch' or a number of steps, 1 or more. Got {self.every!r}. Use every='epoch'."
             )
         if self.keep is not None and not _is_count(self.keep):
             raise CheckpointError(
-                f"keep is a number of checkpoints, 1 or more, or None for all. Got {self.keep!r}. Use keep=3."
+                f"keep must be a number of checkpoints, 1 or more, or None for all. Got {self.keep!r}. Use keep=3."
             )
         if not isinstance(self.best, str | Monitor | None):
-            raise CheckpointError(f"best is the name of a metric. Got {self.best!r}. Use best='val_loss', for example.")
-        _ = self.monitor  # knows whether less or more is better, or says so now
+            raise CheckpointError(f"best must name a metric. Got {self.best!r}. Use for example best='val_loss'.")
+        _ = self.monitor  # raises now if the name does not tell whether less or more is better
 
     @property
     def monitor(self) -> Monitor | None:
-        """Which of two checkpoints is the better one, where the best is to stay."""
+        """The metric that decides which checkpoint is best; None if the best one need not be kept."""
         return Monitor(self.best) if isinstance(self.best, str) else self.best
 
 

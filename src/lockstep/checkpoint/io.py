@@ -1,9 +1,8 @@
-"""Reading and writing a checkpoint's files: written through to the disk, and read only if they are regular files."""
+"""Read and write the files of a checkpoint: written through to the disk, and read only if they are regular files."""
 
 import hashlib
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -18,22 +17,22 @@ OPTIMIZER = "optimizer.safetensors"
 NAMES = (MANIFEST, MODEL, OPTIMIZER)  # a checkpoint's folder holds these and nothing else
 
 _BINARY = getattr(os, "O_BINARY", 0)
-# A link could lead out of the folder, and a pipe would keep its reader waiting.
-_READ = os.O_RDONLY | _BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-_LOOK = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NONBLOCK", 0)
-_HOLDS = os.open in os.supports_dir_fd  # Windows opens no folders
+# A link could lead out of the folder, and opening a pipe would block.
+_READ_FILE = os.O_RDONLY | _BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_OPEN_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NONBLOCK", 0)
+_CAN_OPEN_FOLDERS = os.open in os.supports_dir_fd  # not on Windows
 _CHUNK = 2**24  # bytes in one write
 
 
 @contextmanager
-def saving(path: Path) -> Iterator[None]:
-    """Turns what the operating system refuses, inside the block, into a `SaveError`.
+def raise_save_errors(path: Path) -> Iterator[None]:
+    """Turn an `OSError` inside the block into a `SaveError`.
 
-    >>> with saving(Path("ckpt")):
+    >>> with raise_save_errors(Path("ckpt")):
     ...     raise OSError(28, "No space left")
     Traceback (most recent call last):
-    lockstep.errors.SaveError: A checkpoint needs a folder that can be written to, and room in it. Got 'No space left' \
-while saving to ckpt. Checkpoints saved before are whole. Make room, or save to another folder.
+    lockstep.errors.SaveError: The checkpoint could not be saved to ckpt: No space left. Checkpoints saved before are \
+whole. Make room, or use a folder that can be written to.
     """
     try:
         yield
@@ -42,13 +41,16 @@ while saving to ckpt. Checkpoints saved before are whole. Make room, or save to 
     except OSError as error:
         place = "" if error.filename in (None, str(path)) else f" ({error.filename})"
         raise SaveError(
-            f"A checkpoint needs a folder that can be written to, and room in it. Got {error.strerror or error!r} "
-            f"while saving to {path}{place}. Checkpoints saved before are whole. Make room, or save to another folder."
+            f"The checkpoint could not be saved to {path}: {error.strerror or repr(error)}{place}. "
+            "Checkpoints saved before are whole. Make room, or use a folder that can be written to."
         ) from error
 
 
-def write(path: Path, fill: Callable[[Callable[[Any], None]], None]) -> dict[str, Any]:
-    """Writes a file to the disk itself; gives its length and digest. `fill(put)` puts one buffer after the other."""
+def write_file(path: Path, fill: Callable[[Callable[[Any], None]], None]) -> dict[str, Any]:
+    """Write a file through to the disk; return its length and digest. `fill(put)` puts one buffer after the other.
+
+    The digest is computed on the way, so that no second pass over a large file is needed.
+    """
     digest = hashlib.sha256()
     length = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, 0o666)
@@ -69,25 +71,25 @@ def write(path: Path, fill: Callable[[Callable[[Any], None]], None]) -> dict[str
     return {"bytes": length, "sha256": digest.hexdigest()}
 
 
-class Folder:
-    """A folder that is held open: what is opened in it is its own, whatever takes its name meanwhile.
+class OpenFolder:
+    """A folder that is held open, so that its files can be read even if another folder takes its name meanwhile.
 
-    As long as it is held, no other folder is equal to it; afterwards its number may be another's.
+    While it is held, no other folder is equal to it; afterwards its inode number may be reused.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(path, _LOOK) if _HOLDS else None
+        self._descriptor = os.open(path, _OPEN_FOLDER) if _CAN_OPEN_FOLDERS else None
         found = os.stat(path) if self._descriptor is None else os.fstat(self._descriptor)
         self._identity = path, found.st_dev, found.st_ino
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Folder) and self._identity == other._identity
+        return isinstance(other, OpenFolder) and self._identity == other._identity
 
     def __hash__(self) -> int:
         return hash(self._identity)
 
-    def __enter__(self) -> "Folder":
+    def __enter__(self) -> "OpenFolder":
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -95,20 +97,10 @@ class Folder:
             os.close(self._descriptor)
 
     def open(self, name: str) -> BufferedReader:
-        """Opens one of its files for reading, if it is a file and not a link to one."""
+        """Open one of its files for reading; raise if it is not a regular file."""
         place = self.path / name if self._descriptor is None else name
-        descriptor = os.open(place, _READ, dir_fd=self._descriptor)
+        descriptor = os.open(place, _READ_FILE, dir_fd=self._descriptor)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise OSError(f"{name} is not a file")
         return os.fdopen(descriptor, "rb")
-
-
-def sync(folder: Path) -> None:
-    """Brings the names in a folder to the disk; Windows does it by itself."""
-    if sys.platform != "win32":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -1,9 +1,8 @@
-"""Values that a checkpoint can hold beside the state's arrays, as strict JSON.
+"""Encode plain values, which a checkpoint can hold beside the state's arrays, as strict JSON, and decode them.
 
-JSON has no tuples, bytes, NaN, large integers or keys that are not strings. Each of
-these becomes an object with a single key that begins with `$`: `{"$tuple": [1, 2]}`.
-Arrays go aside, by name. What comes back is equal in value and in type, to the bit.
-Anything else is refused when it is saved, not when it is missed.
+JSON has no tuples, bytes, NaN, large integers or keys that are not strings. Each of these becomes an object with a
+single key that begins with `$`: `{"$tuple": [1, 2]}`. Arrays are returned separately, by name. A decoded value is equal
+in type and value, to the bit. Anything else is refused when it is saved, not when it is loaded.
 """
 
 import base64
@@ -19,47 +18,47 @@ from lockstep.checkpoint.safetensors_file import KINDS, Form
 from lockstep.errors import StateError
 
 MAX_DEPTH = 64
-PREFIX = "facts."  # of the names of arrays inside plain values
-# The scalar types of numpy that come back as themselves; `longlong` is none of them.
+PREFIX = "facts."  # of the names of arrays inside plain values, such as `facts.0`
+# The numpy scalars that can be saved, by type; `longlong` is not among them.
 _SCALARS = {np.dtype(kind.numpy).type: kind.numpy for kind in KINDS}
 _NAMED = {kind.dtype: kind for kind in KINDS if kind.dtype == np.dtype(kind.numpy).name}
 
 
-def encode(nest: Any) -> tuple[Any, State]:
-    """JSON for a nest of plain values, and the arrays it speaks of.
+def encode(tree: Any) -> tuple[Any, State]:
+    """Return a pytree of plain values as JSON, and the arrays in it.
 
     >>> encode({"seen": (1, 2), "loss": float("nan"), "lr": 0.1})
     ({'seen': {'$tuple': [1, 2]}, 'loss': {'$float': 'nan'}, 'lr': 0.1}, {})
     >>> encode({"callbacks": [{"model": object()}]})
     Traceback (most recent call last):
-    lockstep.errors.StateError: A checkpoint holds numbers, strings, bytes, lists, tuples, dicts and arrays. Got an \
-object at callbacks[0]['model']. Give its numbers instead.
+    lockstep.errors.StateError: A checkpoint cannot hold the object at callbacks[0]['model'], only numbers, strings, \
+bytes, lists, tuples, dicts and arrays. Use its numbers instead.
     """
     arrays: State = {}
-    return _encode(nest, "", arrays, 0), arrays
+    return _encode(tree, "", arrays, 0), arrays
 
 
 def _encode(value: Any, at: str, arrays: State, depth: int) -> Any:
     kind = type(value)
     if depth > MAX_DEPTH:
         raise StateError(
-            f"Plain values are nested at most {MAX_DEPTH} deep. Got more at {at[:100]}…. "
-            "Make it flatter, or give no value that holds itself."
+            f"The value at {at[:100]}… is nested more than {MAX_DEPTH} deep, which a checkpoint cannot hold. "
+            "Use a flatter one, and none that contains itself."
         )
     if kind is int:
         return value if -(2**63) <= value < 2**63 else {"$int": hex(value)}
     if kind is float:
-        return value if math.isfinite(value) else {"$float": _float_text(value)}
+        return value if math.isfinite(value) else {"$float": _format_float(value)}
     if kind is str:
-        return value if writable(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
+        return value if is_utf8(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
     if value is None or kind is bool:
         return value
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
     if kind is np.ndarray:
-        return {"$numpy": _aside(Array(value, value.dtype.name), at, arrays)}
+        return {"$numpy": _store_array(Array(value, value.dtype.name), at, arrays)}
     if kind is Array:
-        return {"$array": _aside(value, at, arrays)}
+        return {"$array": _store_array(value, at, arrays)}
     if kind in _SCALARS:
         return {"$scalar": [value.dtype.name, value.astype(_SCALARS[kind]).tobytes().hex()]}
     if kind is list:
@@ -68,35 +67,34 @@ def _encode(value: Any, at: str, arrays: State, depth: int) -> Any:
         return {"$tuple": [_encode(item, f"{at}[{index}]", arrays, depth + 1) for index, item in enumerate(value)]}
     if kind is dict:
         return _encode_dict(value, at, arrays, depth + 1)
-    article = "an" if kind.__name__[0] in "aeiouAEIOU" else "a"
     raise StateError(
-        "A checkpoint holds numbers, strings, bytes, lists, tuples, dicts and arrays. "
-        f"Got {article} {kind.__name__} at {at or 'the top'}. Give its numbers instead."
+        f"A checkpoint cannot hold the {kind.__name__} at {at or 'the top'}, only numbers, strings, bytes, lists, "
+        "tuples, dicts and arrays. Use its numbers instead."
     )
 
 
 def _encode_dict(value: dict[Any, Any], at: str, arrays: State, depth: int) -> Any:
     places = [f"{at}[{key!r:.100}]" if at else str(key) for key in value]
     items = [_encode(item, place, arrays, depth) for place, item in zip(places, value.values(), strict=True)]
-    if all(type(key) is str and not key.startswith("$") and writable(key) for key in value):
+    if all(type(key) is str and not key.startswith("$") and is_utf8(key) for key in value):
         return dict(zip(value, items, strict=True))
     keys = [_encode(key, f"the key {place}", arrays, depth) for place, key in zip(places, value, strict=True)]
     return {"$dict": [[key, item] for key, item in zip(keys, items, strict=True)]}
 
 
-def _aside(array: Array, at: str, arrays: State) -> str:
+def _store_array(array: Array, at: str, arrays: State) -> str:
     if type(array.data) is not np.ndarray:
         raise StateError(
-            f"An Array's data is a numpy array. Got a {type(array.data).__name__} at {at}. Use np.asarray."
+            f"An Array's data must be a numpy array. Got a {type(array.data).__name__} at {at}. Use np.asarray."
         )
-    Form.of(array, at)
+    Form.from_array(array, at)
     name = f"{PREFIX}{len(arrays)}"
     arrays[name] = array
     return name
 
 
 def decode(value: Any, arrays: State) -> Any:
-    """The nest out of its JSON and arrays; `ValueError` where no nest gave these.
+    """Return the pytree that was encoded as this JSON and these arrays; raise `ValueError` if there is none.
 
     >>> decode({"seen": {"$tuple": [1, 2]}, "big": {"$int": "0x10000000000000000"}}, {})
     {'seen': (1, 2), 'big': 18446744073709551616}
@@ -104,13 +102,13 @@ def decode(value: Any, arrays: State) -> Any:
     left = dict(arrays)
     result = _decode(value, left, 0)
     if left:
-        raise ValueError(f"nothing speaks of the array {min(left)!r:.100}")
+        raise ValueError(f"no value refers to the array {min(left)!r:.100}")
     return result
 
 
 def _decode(value: Any, arrays: State, depth: int) -> Any:
     if depth > MAX_DEPTH:
-        raise ValueError("plain values are nested too deep")
+        raise ValueError("its values are nested too deep")
     if isinstance(value, list):
         return [_decode(item, arrays, depth + 1) for item in value]
     if not isinstance(value, dict):
@@ -119,77 +117,77 @@ def _decode(value: Any, arrays: State, depth: int) -> Any:
         return {key: _decode(item, arrays, depth + 1) for key, item in value.items()}
     (tag, inner), *more = value.items()
     if more:
-        raise ValueError(f"{tag!r:.50} stands beside other keys")
+        raise ValueError(f"{tag!r:.50} is not the only key of its object")
     if tag in _TEXTS:
-        return _TEXTS[tag](_typed(inner, str))
+        return _TEXTS[tag](_check_type(inner, str))
     if tag in ("$numpy", "$array"):
-        array = arrays.pop(_typed(inner, str), None)
+        array = arrays.pop(_check_type(inner, str), None)
         if array is None or (tag == "$numpy" and array.dtype != array.data.dtype.name):
-            raise ValueError(f"{tag} names no array of its own: {inner!r:.100}")
+            raise ValueError(f"{tag} does not name an array that only it has: {inner!r:.100}")
         return array.data if tag == "$numpy" else array
     if tag == "$tuple":
-        return tuple(_decode(item, arrays, depth + 1) for item in _typed(inner, list))
+        return tuple(_decode(item, arrays, depth + 1) for item in _check_type(inner, list))
     if tag == "$scalar":
-        return _scalar(*_pair(inner))
+        return _decode_scalar(*_check_pair(inner))
     if tag == "$dict":
-        pairs = [_pair(pair) for pair in _typed(inner, list)]
-        return _dict([(_decode(key, arrays, depth + 1), _decode(item, arrays, depth + 1)) for key, item in pairs])
-    raise ValueError(f"no plain value is a {tag!r:.50}")
+        pairs = [_check_pair(pair) for pair in _check_type(inner, list)]
+        return _make_dict([(_decode(key, arrays, depth + 1), _decode(item, arrays, depth + 1)) for key, item in pairs])
+    raise ValueError(f"there is no kind of value {tag!r:.50}")
 
 
-def _dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+def _make_dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     try:
         result = dict(pairs)
     except TypeError as error:  # a list as a key
-        raise ValueError(f"a key of '$dict' is none: {error}") from error
+        raise ValueError(f"a key of '$dict' is not valid: {error}") from error
     if len(result) != len(pairs):
         raise ValueError("a key of '$dict' comes twice")
     return result
 
 
-def _scalar(name: Any, digits: Any) -> Any:
+def _decode_scalar(name: Any, digits: Any) -> Any:
     held = _NAMED.get(name) if isinstance(name, str) else None
-    data = bytes.fromhex(_typed(digits, str))
+    data = bytes.fromhex(_check_type(digits, str))
     if held is None or len(data) != held.itemsize:
-        raise ValueError(f"no scalar is a {name!r:.50} of {len(data)} bytes")
+        raise ValueError(f"there is no scalar {name!r:.50} of {len(data)} bytes")
     return np.frombuffer(data, held.numpy)[0]
 
 
-def _typed(value: Any, kind: type) -> Any:
+def _check_type(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"a {kind.__name__} is expected, not {value!r:.50}")
     return value
 
 
-def _pair(value: Any) -> tuple[Any, Any]:
+def _check_pair(value: Any) -> tuple[Any, Any]:
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError(f"a pair is expected, not {value!r:.50}")
     return value[0], value[1]
 
 
-def writable(text: str) -> bool:
-    """Whether UTF-8 has it; two lone surrogates side by side would come back as one character."""
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can encode the text. Two lone surrogates side by side would come back as one character."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _float_text(value: float) -> str:
-    """The name of an infinity or of the usual NaN; the bits of any other NaN."""
+def _format_float(value: float) -> str:
+    """`inf`, `-inf` or `nan`; the bits of any other NaN, such as the negative one that 0/0 gives on x86."""
     bits = struct.pack(">d", value)
     return repr(value) if struct.pack(">d", float(repr(value))) == bits else f"0x{bits.hex()}"
 
 
-def _float(text: str) -> float:
+def _parse_float(text: str) -> float:
     if not text.startswith("0x"):
         return float(text)
     bits = bytes.fromhex(text[2:])
     if len(bits) != 8:
-        raise ValueError(f"no float is {text!r:.50}")
+        raise ValueError(f"{text!r:.50} is not a float")
     return float(struct.unpack(">d", bits)[0])
 
 
 _TEXTS: dict[str, Callable[[str], Any]] = {
     "$int": lambda text: int(text, 16),
-    "$float": _float,
+    "$float": _parse_float,
     "$str": lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
     "$bytes": lambda text: base64.b64decode(text, validate=True),
 }

@@ -1,10 +1,10 @@
-"""The manifest's text: JSON for people, with a checksum of every other byte of it.
+"""The text of the manifest: indented JSON, with a checksum of all other bytes.
 
-The first two lines, the number of the format and the checksum, stay as they are in
-every format to come, so that a file from the future is known for one.
+The first two lines, the number of the format and the checksum, will be the same in every later format, so that a newer
+file is recognized as one.
 
-A checksum protects against damage, not against a forger. So what would take much
-memory or time to parse is refused by its bytes, before it is parsed.
+A checksum protects against damage, not against forgery. So a text that would take much memory or time to parse is
+refused before it is parsed.
 """
 
 import hashlib
@@ -19,17 +19,17 @@ from lockstep.errors import StateError
 FORMAT = 1
 # Together these keep the cost of a forged manifest below 64 MB and a second.
 MAX_BYTES = 2**23
-MAX_VALUES = 300_000  # some 27,000 arrays
+MAX_VALUES = 300_000  # about 27,000 arrays
 MAX_DEPTH = 256  # plain values are nested at most 64 deep, and a tuple or a dict takes up to three levels
-_MAX_TEXT = 2**24  # bytes of the decoded text, of which one wide character makes every character wide
-_MAX_DIGITS = 32  # of a number; larger integers come as hexadecimal strings
+_MAX_TEXT = 2**24  # bytes of the decoded text: a single wide character makes every character wide
+_MAX_DIGITS = 32  # of a number; larger integers are written as hexadecimal strings
 _STRINGS_AND_BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 _BLANK = "0" * 64
 _HEAD = re.compile(rb'\{\n  "format": (\d{1,9}),\n  "checksum": "([0-9a-f]{64})"')
 
 
 def dump(content: Mapping[str, Any]) -> bytes:
-    """The manifest's bytes.
+    """Return the bytes of a manifest.
 
     >>> print(dump({"step": 100}).decode())
     {
@@ -43,15 +43,15 @@ def dump(content: Mapping[str, Any]) -> bytes:
     try:
         _check_size(data)
     except ValueError as error:
-        raise StateError(f"A checkpoint's manifest is too large: {error}. Keep long lists as arrays.") from None
+        raise StateError(f"The checkpoint's manifest is too large: {error}. Use arrays for long lists.") from None
     return data.replace(_BLANK.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
 
 
 def load(data: bytes) -> dict[str, Any]:
-    """The content of a manifest, verified; `ValueError` where the bytes are not what `dump` gave."""
+    """Verify and parse a manifest; raise `ValueError` if the bytes are not what `dump` returned."""
     match = _HEAD.match(data)
     if match is None:
-        raise ValueError("it does not begin as a manifest does")
+        raise ValueError("its first lines are not those of a manifest")
     start, stop = match.span(2)
     digest = hashlib.sha256(data[:start] + _BLANK.encode())
     digest.update(memoryview(data)[stop:])
@@ -59,7 +59,7 @@ def load(data: bytes) -> dict[str, Any]:
         raise ValueError("its checksum is wrong")
     if (number := int(match[1])) > FORMAT:
         raise StateError(
-            f"This Lockstep reads checkpoints up to format {FORMAT}. Got one of format {number}. Upgrade Lockstep."
+            f"The checkpoint has format {number}, and this Lockstep reads formats up to {FORMAT}. Upgrade Lockstep."
         )
     if number != FORMAT:
         raise ValueError(f"there is no format {number}")
@@ -67,7 +67,11 @@ def load(data: bytes) -> dict[str, Any]:
     _check_depth(data)
     try:
         content = json.loads(
-            data.decode(), object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant
+            data.decode(),
+            object_pairs_hook=_make_dict,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
+            parse_constant=_refuse_constant,
         )
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
@@ -77,7 +81,7 @@ def load(data: bytes) -> dict[str, Any]:
 
 
 def _check_size(data: bytes) -> None:
-    """Raises `ValueError` if the text is too large to parse, however it was made."""
+    """Raise `ValueError` if the text is too large to parse."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data)} bytes, and at most {MAX_BYTES} are read")
     width = 4 if re.search(rb"[\xf0-\xff]", data) else 2 if re.search(rb"[\xc4-\xff]", data) else 1
@@ -89,7 +93,7 @@ def _check_size(data: bytes) -> None:
 
 
 def _check_depth(data: bytes) -> None:
-    """Raises `ValueError` if brackets are nested too deep for the parser, whatever the script's recursion limit."""
+    """Raise `ValueError` if brackets are nested too deep for the parser, whatever the recursion limit."""
     depth = 0
     for match in _STRINGS_AND_BRACKETS.finditer(data):
         mark = data[match.start()]
@@ -98,25 +102,25 @@ def _check_depth(data: bytes) -> None:
             raise ValueError("it is nested too deep")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a key comes twice")
     return result
 
 
-def _int(text: str) -> int:
+def _parse_int(text: str) -> int:
     _check_digits(text)
     return int(text)
 
 
 def _check_digits(text: str) -> None:
-    """Raises `ValueError` for a number that takes long to convert, and that `dump` never writes."""
+    """Raise `ValueError` for a number that takes long to convert, which `dump` never writes."""
     if len(text) > _MAX_DIGITS:
         raise ValueError(f"a number has {len(text)} digits")
 
 
-def _float(text: str) -> float:
+def _parse_float(text: str) -> float:
     _check_digits(text)
     value = float(text)
     if not math.isfinite(value):
@@ -124,5 +128,5 @@ def _float(text: str) -> float:
     return value
 
 
-def _constant(text: str) -> float:
+def _refuse_constant(text: str) -> float:
     raise ValueError(f"{text} is not JSON")

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from lockstep.callbacks import History
 from lockstep.cli import scripts
-from lockstep.display.number_format import duration
+from lockstep.display.number_format import format_duration
 from lockstep.errors import MissingExtra, SaveError, WorkerError
 from lockstep.launch.environment import worker_environment
 from lockstep.launch.interrupt import deferred
@@ -77,7 +77,7 @@ def show(console: Console, framework: str, epochs: int, curves: Path, picture: P
     verdict = _verdict(_equal(ours), _equal(theirs), peer)
     note = Text(NOTE.format(title=peer.title), style="dim")
     console.print(Group(_table(ours, theirs, times=True), verdict, note))
-    console.print(Text(f"{ours[-1].history.closing()}\n{_draw(ours[-1].history, curves)}\n"), soft_wrap=True)
+    console.print(Text(f"{ours[-1].history.summarize()}\n{_draw(ours[-1].history, curves)}\n"), soft_wrap=True)
     console.print(Text(f"What was run, as python {own.file} cpu cpu cpu:\n"))
     console.print(Syntax(train, "python", background_color="default", word_wrap=True))
     if picture is not None:
@@ -135,7 +135,7 @@ def _table(ours: list[Outcome], theirs: list[Outcome], *, times: bool) -> Table:
                 outcome.title,
                 str(outcome.num_devices),
                 f"{outcome.accuracy:.4f}",
-                *([duration(outcome.seconds)] if times else []),
+                *([format_duration(outcome.seconds)] if times else []),
                 Text(outcome.digest[:DIGEST_CHARACTERS], style="green" if _equal(group) else "red"),
             )
         table.add_section()

@@ -57,6 +57,21 @@ def check_flag(name: str, value: Any, error: type[LockstepError]) -> bool:
     return bool(value)
 
 
+def check_integer(name: str, value: Any, error: type[LockstepError], least: int) -> int:
+    """Returns the integer, which is `least` or more.
+
+    >>> from lockstep.errors import CallbackError
+    >>> check_integer("patience", 3, CallbackError, least=0)
+    3
+    >>> check_integer("patience", 2.5, CallbackError, least=0)
+    Traceback (most recent call last):
+    lockstep.errors.CallbackError: patience must be an integer, 0 or more. Got 2.5. Use for example patience=0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise error(f"{name} must be an integer, {least} or more. Got {show(value)}. Use for example {name}={least}.")
+    return value
+
+
 def is_number(value: Any) -> bool:
     """Whether it is a real number, Python's or numpy's, and no bool."""
     return isinstance(value, Real) and not isinstance(value, bool)

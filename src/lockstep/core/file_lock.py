@@ -1,13 +1,22 @@
-"""Locks on open files: they end with the process that has them, however it ends."""
+"""Locks on open files. The operating system releases a lock when its process ends, however it ends.
+
+`docs/design/dependencies.md` says why these are not `filelock`'s.
+"""
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+if sys.platform != "win32":
+    import fcntl
 
-def alone(descriptor: int) -> bool:
-    """Locks a file where nobody else has; tells whether that was so."""
-    import fcntl  # not on every platform, and only who shares files needs it
+IS_AVAILABLE = sys.platform != "win32"
 
+
+def lock_exclusive(descriptor: int) -> bool:
+    """Take the exclusive lock of an open file if nobody has any lock on it; return whether it was taken."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -15,16 +24,40 @@ def alone(descriptor: int) -> bool:
     return True
 
 
-def together(descriptor: int) -> None:
-    """Locks a file against those who want it alone; waits for one who has it so."""
-    import fcntl
-
+def lock_shared(descriptor: int) -> None:
+    """Take a shared lock on an open file, also in exchange for one's own exclusive lock; wait for that of another."""
     fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
-def named(descriptor: int, path: Path) -> bool:
-    """Whether the open file still has its name: another may have renamed or removed it before the lock was there."""
+def has_path(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one at `path`: it may have been renamed or removed before it was locked."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+@contextmanager
+def hold_lock(path: Path) -> Iterator[bool]:
+    """Try to lock a file, made if there is none, until the block ends; give whether that succeeded.
+
+    On a platform without such locks it always succeeds.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with hold_lock(Path(folder, ".lock")) as first, hold_lock(Path(folder, ".lock")) as second:
+    ...         first, second
+    (True, False)
+    """
+    # Open for writing: over NFS, only such a file can be locked.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        is_locked = (not IS_AVAILABLE or lock_exclusive(descriptor)) and has_path(descriptor, path)
+        try:
+            yield is_locked
+        finally:
+            if is_locked and IS_AVAILABLE:
+                # Closing is not enough: a child that was forked meanwhile still has the same open file.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)

@@ -98,7 +98,7 @@ class Cache:
             path.parent.mkdir(parents=True, exist_ok=True)
             region = Region(os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
             joined = _join(region, examples)
-            if file_lock.named(
+            if file_lock.has_path(
                 region.descriptor, self._part
             ):  # else it was finished meanwhile, and has its own name now
                 if joined:
@@ -117,7 +117,7 @@ class Cache:
             assert self._region is not None
             table.seal(self._identity)
             os.fsync(self._region.descriptor)
-            if self._building and file_lock.named(self._region.descriptor, self._part):
+            if self._building and file_lock.has_path(self._region.descriptor, self._part):
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(self._part, self.path)
             self._building = False
@@ -158,12 +158,12 @@ def _is_whole(region: Region, examples: Examples) -> bool:
 
 def _join(region: Region, examples: Examples) -> bool:
     """Whether a part, new or old, is one of these examples; it is locked against those who would begin anew."""
-    if file_lock.alone(region.descriptor):
+    if file_lock.lock_exclusive(region.descriptor):
         if not region.nbytes:
             write_head(region, Head(examples.num, examples.identity, None, None))
         elif not _goes_on(region, examples):
             return False
-    file_lock.together(region.descriptor)
+    file_lock.lock_shared(region.descriptor)
     head = read_head(region)
     return head is not None and (head.num_examples, head.identity) == (examples.num, examples.identity)
 

@@ -79,7 +79,7 @@ class StatefulSource:
         with apart:
             with suppress(Exception):  # some cannot say it before they have been read
                 self._unread = (self._loader.state_dict(),)
-            self._loader.load_state_dict(plain_values.native(state))
+            self._loader.load_state_dict(plain_values.restore_tensors(state))
         if not start:  # it may hold the loader's generators as the last epoch left them
             apart = global_rng.of_loader(self._loader, self._seed, index)
         self._was_loaded, self._resumed = True, None
@@ -99,7 +99,7 @@ class StatefulSource:
             return iter(self._loader)
 
     def _asked(self) -> Any:
-        return plain_values.plain(self._loader.state_dict(), "state_dict()", plain_values.marked)
+        return plain_values.to_plain(self._loader.state_dict(), "state_dict()", plain_values.mark_tensor)
 
     def _read(self, apart: global_rng.Apart, batches: Iterator[Any]) -> Iterator[Any]:
         """Yields the batches."""

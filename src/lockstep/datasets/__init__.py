@@ -1,4 +1,4 @@
-"""Two small real data sets: one inside the package, one found on disk or downloaded by checksum."""
+"""Two small real datasets: one inside the package, one found on the disk or downloaded and verified."""
 
 from lockstep.datasets.bundled import digits
 from lockstep.datasets.fashion import fashion_mnist

@@ -1,4 +1,4 @@
-"""The data set that ships inside the package, so that a demo needs no network."""
+"""The dataset inside the package, so that a demo needs no network."""
 
 from importlib.resources import files
 
@@ -11,13 +11,13 @@ Digits = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 def digits() -> tuple[Digits, Digits]:
-    """Gives `(x, y), (xt, yt)`: 1,797 handwritten digits of 8×8 pixels, 1,500 to train and 297 to test.
+    """Load `(x, y), (xt, yt)`: 1,797 handwritten digits of 8×8 pixels, 1,500 to train and 297 to test.
 
-    Each row of `x` is an image in [0, 1], float32; `y` holds the digits, int64. The images are put in the order
-    of `numpy.random.RandomState(0).permutation(1797)`, a stream that numpy keeps frozen; the first 1,500 train.
+    Each row of `x` is an image in [0, 1], float32; `y` holds the digits, int64. The images are in the order of
+    `numpy.random.RandomState(0).permutation(1797)`, which numpy promises not to change; the first 1,500 train.
 
     Origin: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository,
-    1998, https://doi.org/10.24432/C50P49, licence CC BY 4.0; its test set, as scikit-learn's `load_digits` gives it.
+    1998, https://doi.org/10.24432/C50P49, licence CC BY 4.0; its test set, as in scikit-learn's `load_digits`.
 
     >>> (x, y), (xt, yt) = digits()
     >>> x.shape, y.shape, xt.shape, yt.shape

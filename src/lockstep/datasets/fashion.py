@@ -1,14 +1,17 @@
-"""Fashion-MNIST: from Debian's package, from the cache, or from a mirror, whichever has it first.
+"""Fashion-MNIST, read from Debian's package, from the cache, or from a mirror, whichever has it first.
 
-What is checked is the sha256 of the unpacked content: Debian packs the same bytes anew, so the packed files differ.
-A file with another checksum is as good as no file.
+The sha256 is that of the unpacked content, because Debian packs the same content again, into other files. A file with
+another checksum is treated as missing.
+
+`docs/design/dependencies.md` says why this is not done by pooch.
 """
 
 import gzip
 import hashlib
 import http.client
 import io
-import tempfile
+import math
+import struct
 import urllib.request
 import zlib
 from pathlib import Path
@@ -16,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.datasets import idx
+from lockstep.core.atomic_file import replace_file
 from lockstep.errors import DatasetError
 from lockstep.launch.environment import cache_home
 
@@ -34,12 +37,13 @@ SHA256 = {
 }
 TIMEOUT_SECONDS = 30
 MAX_BYTES = 2**26  # the largest unpacks to 47 MB
+UINT8 = 0x08  # the code of the one element type that the idx files of this family have
 
 Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def fashion_mnist() -> tuple[Images, Images]:
-    """Gives `(x, y), (xt, yt)`: 60,000 and 10,000 grey images of 28×28 pixels, uint8, and their classes, int64.
+    """Load `(x, y), (xt, yt)`: 60,000 and 10,000 grey images of 28×28 pixels, uint8, and their classes, int64.
 
     Origin: H. Xiao, K. Rasul and R. Vollgraf, Zalando Research, 2017, https://github.com/zalandoresearch/fashion-mnist,
     licence MIT.
@@ -48,59 +52,84 @@ def fashion_mnist() -> tuple[Images, Images]:
     >>> x.shape, y.shape, xt.shape, yt.shape  # doctest: +SKIP
     ((60000, 28, 28), (60000,), (10000, 28, 28), (10000,))
     """
-    return _part("train"), _part("t10k")
+    return _load_part("train"), _load_part("t10k")
 
 
-def _part(name: str) -> Images:
-    images = idx.parse(_find(f"{name}-images-idx3-ubyte"), num_axes=3)
-    labels = idx.parse(_find(f"{name}-labels-idx1-ubyte"), num_axes=1)
+def parse_idx(content: bytes, *, num_axes: int) -> NDArray[np.uint8]:
+    """Return the array in an idx file, the format of the MNIST family: a magic number, the lengths of the axes, bytes.
+
+    The header says exactly how many bytes must follow; with one byte too few or too many this raises.
+
+    >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]), num_axes=1)
+    array([7, 8, 9], dtype=uint8)
+    """
+    magic = bytes([0, 0, UINT8, num_axes])
+    if not content.startswith(magic):
+        raise DatasetError(
+            f"An idx file of {num_axes} axes must begin with {magic.hex()}. Got {content[:4].hex()!r}. "
+            "Use another copy of the file."
+        )
+    start = 4 + 4 * num_axes
+    if len(content) < start:
+        raise DatasetError(
+            f"The header of an idx file of {num_axes} axes has {start} bytes. Got {len(content)} bytes in all. "
+            "Use another copy of the file."
+        )
+    shape = struct.unpack(f">{num_axes}I", content[4:start])
+    if len(content) - start != math.prod(shape):
+        raise DatasetError(
+            f"An idx file of shape {shape} has {math.prod(shape)} bytes after its header. Got {len(content) - start}. "
+            "Use another copy of the file."
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
+
+
+def _load_part(name: str) -> Images:
+    images = parse_idx(_find_content(f"{name}-images-idx3-ubyte"), num_axes=3)
+    labels = parse_idx(_find_content(f"{name}-labels-idx1-ubyte"), num_axes=1)
     return images, labels.astype(np.int64)
 
 
-def _find(name: str) -> bytes:
-    """Gives the content of one file from the first place that has it."""
+def _find_content(name: str) -> bytes:
+    """Return the unpacked content of a file from the first place that has it."""
     cached = cache_home() / "lockstep" / "fashion-mnist" / f"{name}.gz"
-    tried = []
+    failures = []
     for path in (DEBIAN / f"{name}.gz", cached):
         try:
             return _unpack(name, path.read_bytes())
         except (OSError, EOFError, zlib.error) as error:
-            tried.append(f"{path}: {error}")
+            failures.append(f"{path}: {error}")
     for mirror in MIRRORS:
         url = f"{mirror}/{name}.gz"
         try:
             return _download(name, url, cached)
         except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
-            tried.append(f"{url}: {error}")
+            failures.append(f"{url}: {error}")
     raise DatasetError(
-        f"Fashion-MNIST is read from Debian's package, the cache or a mirror. None gave {name!r}:\n  "
-        + "\n  ".join(tried)
+        f"Fashion-MNIST's {name!r} was found neither in Debian's package, nor in the cache, nor at a mirror:\n  "
+        + "\n  ".join(failures)
         + "\nInstall it with `apt-get install dataset-fashion-mnist`, or put the four .gz files of "
         + f"https://github.com/zalandoresearch/fashion-mnist into {cached.parent}."
     )
 
 
 def _unpack(name: str, packed: bytes) -> bytes:
-    """Gives the unpacked content, whose checksum is the published one."""
+    """Unpack a file and verify the checksum of its content."""
     if len(packed) > MAX_BYTES:
-        raise DatasetError(f"A file has at most {MAX_BYTES} bytes. Got more.")
+        raise DatasetError(f"The file has more than {MAX_BYTES} bytes.")
     with gzip.open(io.BytesIO(packed)) as file:
         content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:  # before its checksum is known, it must not fill the memory
-        raise DatasetError(f"A file unpacks to at most {MAX_BYTES} bytes. Got more.")
+    if len(content) > MAX_BYTES:  # its checksum is not known yet, and a small file can unpack to fill the memory
+        raise DatasetError(f"The file unpacks to more than {MAX_BYTES} bytes.")
     if (sha256 := hashlib.sha256(content).hexdigest()) != SHA256[name]:
         raise DatasetError(f"The content's sha256 must be {SHA256[name]}. Got {sha256}.")
     return content
 
 
 def _download(name: str, url: str, target: Path) -> bytes:
-    """Gives the content at `url` and keeps it, packed, as `target`, which is either whole or not there."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    """Return the unpacked content at `url`, and store it packed in the cache."""
     with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
         packed: bytes = response.read(MAX_BYTES + 1)
     content = _unpack(name, packed)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        part = Path(folder, target.name)
-        part.write_bytes(packed)
-        part.replace(target)
+    replace_file(target, packed)
     return content

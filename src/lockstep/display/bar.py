@@ -1,8 +1,8 @@
 """The progress bar of an epoch, on one line of any width.
 
-As the line gets narrower the bar shrinks, then the unit of the speed is shortened, then the bar is
-dropped, then the speed, then metrics, the last one first, then the time left. An ellipsis marks what
-is missing. A number is shown whole or not at all: its first digits alone are another number.
+As the line gets narrower the bar shrinks, then the unit of the speed is shortened, then the bar is dropped, then the
+speed, then metrics, the last one first, then the time left. An ellipsis marks what is missing. A number is shown whole
+or not at all, because its first digits are another number: that is why these are not the columns of `rich.progress`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.display.number_format import countdown, rate, significant
+from lockstep.display.number_format import format_countdown, format_rate, format_significant
 
 NARROWEST, WIDEST = 6, 30
 MARGIN = 3
@@ -24,7 +24,7 @@ MARGIN = 3
 
 @dataclass(frozen=True)
 class Speed:
-    """So many units a second.
+    """A speed in units per second.
 
     >>> str(Speed(6521.4, "samples")), Speed(6521.4, "samples").short()
     ('6,521 samples/s', '6,521/s')
@@ -34,16 +34,16 @@ class Speed:
     unit: str
 
     def __str__(self) -> str:
-        return f"{rate(self.per_second)} {self.unit}/s"
+        return f"{format_rate(self.per_second)} {self.unit}/s"
 
     def short(self) -> str:
         """The speed without its unit, for a narrow line."""
-        return f"{rate(self.per_second)}/s"
+        return f"{format_rate(self.per_second)}/s"
 
 
 @dataclass(frozen=True)
 class Bar(JupyterMixin):
-    """One moment of an epoch, for rich to print.
+    """The progress of an epoch at one moment, as a line that rich can print.
 
     >>> from rich.console import Console
     >>> bar = Bar(title="epoch 1/10", step=12, steps=24, values={"loss": 0.5}, left=7.0)
@@ -78,10 +78,10 @@ class Bar(JupyterMixin):
 
     @property
     def _end(self) -> str:
-        return self.note or ("" if self.left is None else f"{countdown(self.left)} left")
+        return self.note or ("" if self.left is None else f"{format_countdown(self.left)} left")
 
     def _narrower(self) -> Iterator[list[Text]]:
-        """The texts beside the bar, what matters more given up later."""
+        """Yield the texts beside the bar for narrower and narrower lines, the more important kept longer."""
         speeds = [self.speed.short(), ""] if self.speed else [""]
         for end in (self._end, ""):
             for num_values in range(len(self.values), 0, -1):
@@ -92,9 +92,9 @@ class Bar(JupyterMixin):
         yield self._cells("", 0, "")[:1]
 
     def _cells(self, speed: str, num_values: int, end: str) -> list[Text]:
-        """The texts beside the bar; those with nothing to say are left out."""
+        """The texts beside the bar; empty ones are left out."""
         step = f"{self.step:>{len(str(self.steps))}}/{self.steps}" if self.steps else f"step {self.step}"
-        values = [f"{name} {significant(value)}" for name, value in self.values.items()]
+        values = [f"{name} {format_significant(value)}" for name, value in self.values.items()]
         whole = num_values == len(values) and end == self._end and (speed or not self.speed)
         shown = "  ".join([*values[:num_values], *([] if whole else ["…"])])
         texts = [
@@ -115,5 +115,5 @@ class Bar(JupyterMixin):
 
 
 def _width(cells: Sequence[Text]) -> int:
-    """Columns that the cells take, one apart."""
+    """The number of columns that the cells take, with one between them."""
     return sum(cell_len(cell.plain) for cell in cells) + len(cells) - 1

@@ -1,11 +1,9 @@
-"""A run's numbers as a picture, in a file or in a notebook's cell.
+"""Draw the curves of a run, into a file or a notebook's cell.
 
-Values that are read together share a panel: the loss, then the metrics that live
-between 0 and 1. A metric on a scale of its own (an error in metres, a learning
-rate) gets its own panel, where it does not flatten the others.
+The loss has a panel of its own, and the metrics between 0 and 1 share one. A metric on another scale (an error in
+metres, a learning rate) gets its own panel, because it would flatten the others.
 
-Drawn through matplotlib's objects, never through pyplot: no display, no window
-and no global state are involved.
+Drawn with matplotlib's objects, not with pyplot, which needs a display and has global state.
 """
 
 import math
@@ -29,15 +27,15 @@ PANEL_INCHES = (5.2, 3.9)
 PANELS_PER_ROW = 3
 MOST_MARKERS = 30
 MOST_INSIDE = 4
-"""Lines of which the names find room between them; those of more stand beside the panel."""
+"""With more lines than this the legend is placed beside the panel."""
 LEAST_SHARED = 0.05
-"""A metric that never gets this far from 0 would lie flat on a scale up to 1."""
+"""A metric that is never this large would be a flat line on a scale up to 1."""
 
 
-def panels(curves: Curves) -> dict[str, list[str]]:
-    """Groups the names, without `val_`, into titled panels.
+def group_panels(curves: Curves) -> dict[str, list[str]]:
+    """Group the names, without `val_`, into panels by title.
 
-    >>> panels({"loss": [0.5], "accuracy": [0.9], "top5": [1.0], "mae": [12.5], "val_loss": [0.6]})
+    >>> group_panels({"loss": [0.5], "accuracy": [0.9], "top5": [1.0], "mae": [12.5], "val_loss": [0.6]})
     {'loss': ['loss'], 'metrics': ['accuracy', 'top5'], 'mae': ['mae']}
     """
     result: dict[str, list[str]] = {}
@@ -51,10 +49,10 @@ def panels(curves: Curves) -> dict[str, list[str]]:
     return result
 
 
-def figure_type() -> "type[Figure]":
-    """matplotlib's figure, or an error that says what to install.
+def load_figure_type() -> "type[Figure]":
+    """Return matplotlib's `Figure`; raise `MissingExtra`, with the command that installs it, if it is missing.
 
-    >>> figure_type().__name__
+    >>> load_figure_type().__name__
     'Figure'
     """
     try:
@@ -65,16 +63,16 @@ def figure_type() -> "type[Figure]":
 
 
 def draw(epochs: Sequence[int], curves: Curves) -> "Figure":
-    """Draws the curves over the epochs, which are counted from 1 on the axis.
+    """Draw the curves over the epochs, which the axis counts from 1.
 
     >>> figure = draw([0, 1], {"loss": [0.7, 0.4], "accuracy": [0.8, 0.9]})
     >>> [axes.get_title() for axes in figure.axes]
     ['loss', 'accuracy']
     """
-    Figure = figure_type()
-    # Callbacks may have written other things than numbers into the history.
+    Figure = load_figure_type()
+    # Callbacks may have written strings into the history.
     curves = {name: values for name, values in curves.items() if all(isinstance(value, Real) for value in values)}
-    grouped = panels(curves) or {"loss": []}
+    grouped = group_panels(curves) or {"loss": []}
     rows = math.ceil(len(grouped) / PANELS_PER_ROW)
     columns = math.ceil(len(grouped) / rows)  # four panels are two by two
     figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), dpi=120, layout="constrained")
@@ -82,14 +80,14 @@ def draw(epochs: Sequence[int], curves: Curves) -> "Figure":
         axes = figure.add_subplot(rows, columns, index + 1)
         _draw_panel(axes, [epoch + 1 for epoch in epochs], curves, names)
         axes.set_title(title)
-        _dress(axes, [epoch + 1 for epoch in epochs])
+        _format_axes(axes, [epoch + 1 for epoch in epochs])
     return figure
 
 
-def picture(figure: "Figure", kind: str = "png") -> bytes:
-    """The figure as the bytes of a file: png, svg, pdf.
+def render_picture(figure: "Figure", kind: str = "png") -> bytes:
+    """Return the figure as the bytes of a file: png, svg or pdf.
 
-    >>> picture(draw([0], {"loss": [0.5]}))[1:4]
+    >>> render_picture(draw([0], {"loss": [0.5]}))[1:4]
     b'PNG'
     """
     buffer = BytesIO()
@@ -98,7 +96,7 @@ def picture(figure: "Figure", kind: str = "png") -> bytes:
 
 
 def _draw_panel(axes: "Axes", epochs: Sequence[int], curves: Curves, names: Sequence[str]) -> None:
-    """Draws each name's two lines in one color: training solid, validation dashed."""
+    """Draw the two lines of each name in one color: training solid, validation dashed."""
     marker = "o" if len(epochs) <= MOST_MARKERS else ""
     for index, name in enumerate(names):
         color = COLORS[index % len(COLORS)]
@@ -119,8 +117,8 @@ def _draw_panel(axes: "Axes", epochs: Sequence[int], curves: Curves, names: Sequ
             )
 
 
-def _dress(axes: "Axes", epochs: Sequence[int]) -> None:
-    """Axes that can be read: whole epochs below, plain numbers at the side, a legend where it covers least."""
+def _format_axes(axes: "Axes", epochs: Sequence[int]) -> None:
+    """Format the axes: integer epochs, numbers without an offset, and a legend outside a crowded panel."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("epoch")
@@ -142,19 +140,19 @@ def _dress(axes: "Axes", epochs: Sequence[int]) -> None:
 
 
 def in_notebook() -> bool:
-    """Whether a cell of a notebook can show pictures here.
+    """Whether this process runs a notebook, whose cells can show pictures.
 
     >>> in_notebook()
     False
     """
-    import rich  # knows notebooks of several kinds; `import lockstep` does not wait for it
+    import rich  # not at the top: `import lockstep` should not wait for it
 
     return rich.get_console().is_jupyter
 
 
 def show_picture(png: bytes, output: Any = None) -> Any:
     """Show a picture in the cell, in the place of the one in `output` if that is given; return the new output."""
-    # Not an import statement: IPython is no dependency, a notebook brings it.
+    # Not an import statement: IPython is no dependency; a notebook has it.
     display = import_module("IPython.display")
     image = display.Image(data=png)
     if output is None:

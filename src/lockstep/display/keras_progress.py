@@ -7,45 +7,46 @@ every model, without a bar.
 from rich.text import Text
 
 from lockstep.callbacks.base import NO_LOGS, Logs
-from lockstep.display.number_format import significant
+from lockstep.display.number_format import format_significant
 from lockstep.display.progress import Progress
 from lockstep.display.terminal import PlainOutput
 
 
 class KerasProgress(Progress):
-    """An epoch's number, and after it its steps, its time and its numbers.
+    """Prints the number of an epoch before it, and its steps, time and values after it.
 
     >>> from types import SimpleNamespace
-    >>> from lockstep.callbacks import Chain, History
+    >>> from lockstep.callbacks import CallbackList, History
     >>> history = History(devices=("cpu:0",))
     >>> trainer = SimpleNamespace(opening="1 device (cpu:0)", resumed="", history=history, breakdown=None)
-    >>> chain = Chain([KerasProgress()], trainer, {"epochs": 2, "steps": 782, "batch_size": 64, "examples": 50_000})
-    >>> chain.on_train_begin()
+    >>> params = {"epochs": 2, "steps": 782, "batch_size": 64, "examples": 50_000}
+    >>> callbacks = CallbackList([KerasProgress()], trainer, params)
+    >>> callbacks.on_train_begin()
     1 device (cpu:0)
-    >>> chain.on_epoch_begin(0)
+    >>> callbacks.on_epoch_begin(0)
     Epoch 1/2
-    >>> chain.on_train_batch_end(781)
+    >>> callbacks.on_train_batch_end(781)
     >>> history.record(0, {"loss": 0.4123, "val_loss": 0.5}, seconds=5.2)
-    >>> chain.on_epoch_end(0, {"loss": 0.4123, "val_loss": 0.5})
+    >>> callbacks.on_epoch_end(0, {"loss": 0.4123, "val_loss": 0.5})
     782/782 - 5s - 7ms/step - loss: 0.4123 - val_loss: 0.5000
     """
 
     def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
         super().on_epoch_begin(epoch)
-        if self._greeted:
+        if self._has_opened:
             self._screen.keep(Text(f"Epoch {epoch + 1}/{self.params['epochs']}"))
 
     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
         steps = self._batch + 1
-        recorded = self._recorded(epoch)
-        seconds = self._own_seconds() if recorded is None else recorded
+        recorded = self._read_recorded_seconds(epoch)
+        seconds = self._measure_seconds() if recorded is None else recorded
         self._epoch = None
-        self._screen.keep(Text(keras_line(steps, self.params.get("steps"), seconds, logs)))
+        self._screen.keep(Text(format_keras_line(steps, self.params.get("steps"), seconds, logs)))
 
-    def _greet(self) -> None:
-        """The opening comes with the first batch, and the epoch's number after it."""
-        super()._greet()
-        if self._greeted and self._epoch is not None:
+    def _print_opening(self) -> None:
+        """Print the opening, which may be known at the first batch only, then the number of the epoch."""
+        super()._print_opening()
+        if self._has_opened and self._epoch is not None:
             self._screen.keep(Text(f"Epoch {self._epoch + 1}/{self.params['epochs']}"))
 
 
@@ -53,25 +54,25 @@ class KerasLines(KerasProgress):
     """The same without a bar."""
 
     def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
-        self._greeted = False
+        self._has_opened = False
         self._screen = PlainOutput(self._console)
-        self._greet()
+        self._print_opening()
 
 
-def keras_line(steps: int, total: int | None, seconds: float, values: Logs) -> str:
-    """Steps, time and numbers as Keras writes them after an epoch or an evaluation.
+def format_keras_line(steps: int, total: int | None, seconds: float, values: Logs) -> str:
+    """Format steps, time and values as Keras does after an epoch or an evaluation.
 
-    >>> keras_line(3, None, 1.4, {"loss": 0.5})
+    >>> format_keras_line(3, None, 1.4, {"loss": 0.5})
     '3/3 - 1s - 467ms/step - loss: 0.5000'
     """
-    facts = [f"{steps}/{total or steps}", f"{seconds:.0f}s", f"{_short(seconds / max(steps, 1))}/step"]
-    return " - ".join([*facts, *(f"{name}: {significant(value)}" for name, value in values.items())])
+    facts = [f"{steps}/{total or steps}", f"{seconds:.0f}s", f"{_format_time(seconds / max(steps, 1))}/step"]
+    return " - ".join([*facts, *(f"{name}: {format_significant(value)}" for name, value in values.items())])
 
 
-def _short(seconds: float) -> str:
-    """A time as Keras writes it.
+def _format_time(seconds: float) -> str:
+    """Format a time as Keras does.
 
-    >>> _short(2.4), _short(0.0068), _short(0.00042)
+    >>> _format_time(2.4), _format_time(0.0068), _format_time(0.00042)
     ('2s', '7ms', '420us')
     """
     for unit, per_second in (("s", 1), ("ms", 1e3)):

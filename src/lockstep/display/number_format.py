@@ -8,37 +8,37 @@ from numbers import Real
 from typing import Any
 
 
-def significant(value: Any) -> str:
-    """Writes a number with four significant digits; text that a callback has written stays as it is.
+def format_significant(value: Any) -> str:
+    """Write a number with four significant digits; return text that a callback has written unchanged.
 
-    >>> significant(0.41237), significant(0.87), significant(1234.5), significant(2.5e-7)
+    >>> format_significant(0.41237), format_significant(0.87), format_significant(1234.5), format_significant(2.5e-7)
     ('0.4124', '0.8700', '1234', '2.500e-07')
     """
     return f"{value:#.4g}".rstrip(".") if isinstance(value, Real) else str(value)
 
 
-def as_float(value: Any) -> Any:
-    """A number, also one in an array without axes, as a float; anything else that a callback has written as it is.
+def to_float(value: Any) -> Any:
+    """Convert a number, also one in an array without axes, to a float; return anything else unchanged.
 
-    >>> as_float(3), as_float("3"), as_float([1, 2])
+    >>> to_float(3), to_float("3"), to_float([1, 2])
     (3.0, '3', [1, 2])
     """
     return float(value) if isinstance(value, Real) or getattr(value, "ndim", None) == 0 else value
 
 
-def duration(seconds: float) -> str:
-    """Writes a measured time in seconds: a tenth is enough above one second.
+def format_duration(seconds: float) -> str:
+    """Write a measured time in seconds: with a tenth from one second on, with two digits below.
 
-    >>> duration(9.24), duration(0.0341), duration(1234.5)
+    >>> format_duration(9.24), format_duration(0.0341), format_duration(1234.5)
     ('9.2', '0.034', '1234.5')
     """
     return f"{seconds:.1f}" if seconds >= 0.95 else f"{seconds:.2g}"
 
 
-def countdown(seconds: float) -> str:
-    """Writes the time left as a clock does, rounded up so that it ends at 0:00 and not before.
+def format_countdown(seconds: float) -> str:
+    """Write the time left as on a clock, rounded up so that it is 0:00 only at the end.
 
-    >>> countdown(6.2), countdown(75), countdown(3723)
+    >>> format_countdown(6.2), format_countdown(75), format_countdown(3723)
     ('0:07', '1:15', '1:02:03')
     """
     minutes, second = divmod(math.ceil(seconds), 60)
@@ -46,12 +46,12 @@ def countdown(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
-def rate(per_second: float) -> str:
-    """Writes a speed: thousands apart, digits after the point only where they say something.
+def format_rate(per_second: float) -> str:
+    """Write a speed: with thousands separators, and decimals only below 100.
 
-    >>> rate(6521.3), rate(12.34), rate(0.0421)
+    >>> format_rate(6521.3), format_rate(12.34), format_rate(0.0421)
     ('6,521', '12.3', '0.042')
     """
     if per_second >= 100:
         return f"{per_second:,.0f}"
-    return duration(per_second)
+    return format_duration(per_second)

@@ -14,7 +14,7 @@ from rich.text import Text
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.display.bar import Bar, Speed
 from lockstep.display.epoch_line import EpochLine
-from lockstep.display.number_format import as_float, duration, significant
+from lockstep.display.number_format import format_duration, format_significant, to_float
 from lockstep.display.terminal import Screen, choose_screen, standard_console
 from lockstep.display.time_table import render_breakdown
 
@@ -53,41 +53,40 @@ class Pace:
 class Progress(Callback):
     """A progress bar in a terminal or notebook, and one line per finished epoch everywhere.
 
-    `fit` adds it by itself unless `verbose=0`. It prints the trainer's `opening` at the
-    start, then where a checkpoint was taken up if one was, and `history.closing()` at the
-    end. `console` and `clock` are there for tests.
+    `fit` adds it unless `verbose=0`. It prints the trainer's `opening` at the start, then where the run was
+    resumed, if it was, and `history.summarize()` at the end. `console` and `clock` are for tests.
 
     >>> from types import SimpleNamespace
-    >>> from lockstep.callbacks import Chain, History
+    >>> from lockstep.callbacks import CallbackList, History
     >>> history = History(devices=("cpu:0",))
     >>> opening = "1 device (cpu:0), 8 shards of 32, batch 256"
     >>> trainer = SimpleNamespace(opening=opening, resumed="", history=history, breakdown=None)
     >>> params = {"epochs": 1, "steps": 1, "batch_size": 256, "examples": 256}
-    >>> chain = Chain([Progress(console=Console(force_terminal=False))], trainer, params)
-    >>> chain.on_train_begin()
+    >>> callbacks = CallbackList([Progress(console=Console(force_terminal=False))], trainer, params)
+    >>> callbacks.on_train_begin()
     1 device (cpu:0), 8 shards of 32, batch 256
-    >>> chain.on_epoch_begin(0)
-    >>> chain.on_train_batch_end(0, {"loss": 0.412})
+    >>> callbacks.on_epoch_begin(0)
+    >>> callbacks.on_train_batch_end(0, {"loss": 0.412})
     >>> history.record(0, {"loss": 0.412, "accuracy": 0.861}, seconds=0.5)
-    >>> chain.on_epoch_end(0, {"loss": 0.412, "accuracy": 0.861})
+    >>> callbacks.on_epoch_end(0, {"loss": 0.412, "accuracy": 0.861})
     epoch 1/1  loss 0.4120  accuracy 0.8610  0.5 s  512 samples/s
-    >>> chain.on_train_end()
+    >>> callbacks.on_train_end()
     train acc: 0.86, 0.5 sec/epoch on 1 device: cpu:0
-    >>> chain.close()
+    >>> callbacks.close()
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = perf_counter) -> None:
         self._console = console or standard_console()
         self._clock = clock
         self._screen: Screen = choose_screen(self._console)
-        self._greeted = False
+        self._has_opened = False
         self._epoch: int | None = None
         self._done = 0
 
     def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
         self._screen = choose_screen(self._console)
-        self._greeted = False
-        self._greet()
+        self._has_opened = False
+        self._print_opening()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
         self._epoch = epoch
@@ -98,19 +97,19 @@ class Progress(Callback):
         self._began = self._drawn = self._clock()
         self._pace = Pace()
         self._pace.add(self._began, 0)
-        if self._greeted:
+        if self._has_opened:
             self._draw()
 
     def on_train_batch_end(self, batch: int, logs: Logs = NO_LOGS) -> None:
         self._done += 1
         self._batch = batch
-        if not self._greeted:
-            self._greet()
+        if not self._has_opened:
+            self._print_opening()
         if not self._screen.live:
             return
         now = self._clock()
         if now - self._drawn >= SECONDS_BETWEEN_DRAWS:
-            self._values = {name: as_float(value) for name, value in logs.items()}
+            self._values = {name: to_float(value) for name, value in logs.items()}
             # Reading may have waited for the device: the time that counts is the time after it.
             self._drawn = self._clock()
             self._pace.add(self._drawn, self._done)
@@ -122,34 +121,34 @@ class Progress(Callback):
             self._draw(note="validating")
 
     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
-        values = (f"{name} {significant(value)}" for name, value in logs.items())
-        recorded = self._recorded(epoch)
-        seconds = self._own_seconds() if recorded is None else recorded
+        values = (f"{name} {format_significant(value)}" for name, value in logs.items())
+        recorded = self._read_recorded_seconds(epoch)
+        seconds = self._measure_seconds() if recorded is None else recorded
         # The recorded time is the whole epoch's, also of one that was resumed in its middle.
         steps = self._done if recorded is None else self._batch + 1
-        facts = [*values, f"{duration(seconds)} s"]
+        facts = [*values, f"{format_duration(seconds)} s"]
         if speed := self._speed(steps / seconds if steps and seconds > 0 else None):
             facts.append(str(speed))
         self._epoch = None
         self._screen.keep(EpochLine(self._title(epoch), tuple(facts)))
 
     def on_train_end(self, logs: Logs = NO_LOGS) -> None:
-        self._screen.keep(Text(self.trainer.history.closing()))
+        self._screen.keep(Text(self.trainer.history.summarize()))
         if self.trainer.breakdown is not None:
             self._screen.keep(render_breakdown(self.trainer.breakdown))
 
     def close(self) -> None:
-        """Gives the terminal back, cursor and all. An unfinished epoch's bar stays in view."""
+        """Show the cursor again. The bar of an unfinished epoch stays on the screen."""
         self._epoch = None
         self._screen.close()
 
-    def _greet(self) -> None:
-        """Prints the opening once there is one: the shards may be known only after the first batch."""
+    def _print_opening(self) -> None:
+        """Print the opening line if it is known: the number of shards may only be known after the first batch."""
         if self.trainer.opening:
             self._screen.keep(Text(self.trainer.opening))
             if resumed := getattr(self.trainer, "resumed", ""):
                 self._screen.keep(Text(resumed))
-            self._greeted = True
+            self._has_opened = True
 
     def _draw(self, note: str = "") -> None:
         if not self._screen.live or self._epoch is None:
@@ -174,16 +173,16 @@ class Progress(Callback):
         epochs = self.params.get("epochs") or epoch + 1
         return f"epoch {epoch + 1:>{len(str(epochs))}}/{epochs}"
 
-    def _recorded(self, epoch: int) -> float | None:
-        """Training time of the epoch as recorded by the loop, so that all lines agree; None where it was not."""
+    def _read_recorded_seconds(self, epoch: int) -> float | None:
+        """The training time of the epoch in the history, so that all lines agree; None if it is not there."""
         history = self.trainer.history
         return float(history.seconds[-1]) if history.epoch and history.epoch[-1] == epoch else None
 
-    def _own_seconds(self) -> float:
+    def _measure_seconds(self) -> float:
         return self._clock() - self._began if self._trained is None else self._trained
 
     def _speed(self, steps_per_second: float | None) -> Speed | None:
-        """Examples a second where the batch size is known, else steps a second."""
+        """Examples per second if the batch size is known, else steps per second."""
         if steps_per_second is None:
             return None
         params = self.params
@@ -191,6 +190,6 @@ class Progress(Callback):
         if batch_size and not (examples and (self._batch + 1) * batch_size > examples):
             return Speed(steps_per_second * batch_size, "samples")
         if examples and steps:
-            # The last batch was short, or batches differ: the epoch's mean says it right.
+            # The last batch was short, or batches differ: use the mean over the epoch.
             return Speed(steps_per_second * examples / steps, "samples")
         return Speed(steps_per_second, "steps")

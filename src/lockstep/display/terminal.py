@@ -1,6 +1,4 @@
-"""Where progress is shown: a terminal redraws one line, a notebook updates a cell's output, and a file or pipe
-only gets whole lines.
-"""
+"""Where progress is shown: a terminal with one moving line, a notebook, or a file, which gets finished lines only."""
 
 from importlib import import_module
 from typing import Any, Protocol
@@ -11,7 +9,7 @@ from rich.live import Live
 
 
 class Screen(Protocol):
-    """Where lines stay, and one line below them moves.
+    """Where finished lines are printed, and one line below them is redrawn.
 
     >>> from rich.console import Console
     >>> screen: Screen = choose_screen(Console(force_terminal=False))
@@ -23,20 +21,20 @@ class Screen(Protocol):
     """Whether `show` does anything."""
 
     def show(self, renderable: RenderableType) -> None:
-        """Draws the moving line, over the one before."""
+        """Draw the moving line in the place of the previous one."""
 
     def keep(self, renderable: RenderableType) -> None:
-        """Writes a line that stays, in place of the moving one."""
+        """Print a finished line in the place of the moving one."""
 
     def close(self) -> None:
-        """Lets go of the terminal; the moving line stays where it was. May be called twice."""
+        """Release the terminal; the moving line stays on the screen. May be called twice."""
 
 
 def standard_console() -> Console:
-    """Gives rich's own console, so that what the script prints through rich appears above the moving line.
+    """Return rich's own console, so that what the script prints through rich appears above the moving line.
 
-    Only when that is no terminal, a console that knows: FORCE_COLOR, often set where
-    tests run, makes rich take a pipe for a terminal. Colors it may have; nothing moves.
+    If it does not write to a terminal, return a console on which nothing moves: FORCE_COLOR, which is often set where
+    tests run, makes rich treat a pipe as a terminal.
 
     >>> standard_console().is_jupyter
     False
@@ -46,7 +44,7 @@ def standard_console() -> Console:
 
 
 def choose_screen(console: Console) -> Screen:
-    """Gives the screen that fits what `console` writes to.
+    """Return the screen for what `console` writes to: a terminal, a notebook or a file.
 
     >>> from rich.console import Console
     >>> from io import StringIO
@@ -61,7 +59,7 @@ def choose_screen(console: Console) -> Screen:
 
 
 class PlainOutput:
-    """A file or a pipe: whole lines, never wrapped, nothing that moves."""
+    """A file or a pipe, which gets finished lines only, without wrapping."""
 
     live = False
 
@@ -79,7 +77,7 @@ class PlainOutput:
 
 
 class Terminal:
-    """A terminal: while a line moves the cursor is hidden, and prints appear above it."""
+    """A terminal. While there is a moving line, the cursor is hidden and other output appears above the line."""
 
     live = True
 
@@ -89,7 +87,7 @@ class Terminal:
 
     def show(self, renderable: RenderableType) -> None:
         if self._line is None:
-            # No auto_refresh: no thread to draw beside the training, none to leak.
+            # No auto_refresh: it would start a thread that draws while training computes.
             self._line = Live(renderable, console=self._console, auto_refresh=False, transient=True)
             self._line.start(refresh=True)
         else:
@@ -105,14 +103,14 @@ class Terminal:
         self._stop()
 
     def _stop(self) -> None:
-        # The field is cleared last: a Ctrl-C in the middle leaves it for `close` to stop again.
+        # The field is cleared last: if Ctrl-C interrupts `stop`, `close` stops the line again.
         if self._line is not None:
             self._line.stop()
             self._line = None
 
 
 class Notebook:
-    """A notebook: one output that is replaced; needs IPython, which is there, and no widgets."""
+    """A notebook, in which one output per line is replaced; needs IPython, which every notebook has, and no widgets."""
 
     live = True
 
@@ -122,7 +120,7 @@ class Notebook:
 
     def show(self, renderable: RenderableType) -> None:
         if self._output is None:
-            # Not an import statement: IPython is no dependency, a notebook brings it.
+            # Not an import statement: IPython is no dependency; a notebook has it.
             self._output = import_module("IPython.display").display(renderable, display_id=True)
         else:
             self._output.update(renderable)

@@ -5,10 +5,10 @@ from contextlib import ExitStack
 from typing import Any, NoReturn
 
 from lockstep.backends.base import Deferred
-from lockstep.callbacks import Chain, History
+from lockstep.callbacks import CallbackList, History
 from lockstep.callbacks.backups import check_backups
 from lockstep.callbacks.base import Callback, Params
-from lockstep.callbacks.callback_list import checked
+from lockstep.callbacks.callback_list import check_callbacks
 from lockstep.checkpoint import Snapshot
 from lockstep.checkpoint.autosave import Autosave, Beginning, print_notice
 from lockstep.core import batches
@@ -78,7 +78,7 @@ class _Fit:
         autosave: Autosave | None,
         termination: Termination,
     ) -> None:
-        callbacks = checked(options.callbacks)
+        callbacks = check_callbacks(options.callbacks)
         check_backups(callbacks, options.checkpoint, session.exact)
         self._session, self._trainer, self._options = session, trainer, options
         self._autosave, self._termination = autosave, termination
@@ -98,14 +98,14 @@ class _Fit:
         session.opening_shown = True  # or was not to be shown
         session.batch_size = data.batch_size
         session.breakdown = None
-        chain = self._create_chain(callbacks, data)
+        chain = self._create_callbacks(callbacks, data)
         self.loop = Loop(session, options, data, validation_data, chain, termination)
         if autosave is not None:
             self.loop.metrics.state()  # refuses at once what no checkpoint can hold
         if session.processes.share(lambda: options.verbose >= 2):
             self.loop.times = StepTimes(session, bool(callbacks))
 
-    def _create_chain(self, given: Sequence[Callback], data: Source) -> Chain:
+    def _create_callbacks(self, given: Sequence[Callback], data: Source) -> CallbackList:
         """Return the callbacks of this process: only the first runs them, but all may ask them for the trainer."""
         session, options = self._session, self._options
         params = Params(
@@ -118,10 +118,10 @@ class _Fit:
         habits = session.recipe.habits
         callbacks = [*(make() for make in habits.callbacks), *given]
         if session.processes.first:
-            return Chain([*callbacks, *create_displays(options.verbose, habits.words)], self._trainer, params)
-        for callback in checked(callbacks):
+            return CallbackList([*callbacks, *create_displays(options.verbose, habits.words)], self._trainer, params)
+        for callback in check_callbacks(callbacks):
             callback.set_trainer(self._trainer)
-        return Chain([], self._trainer, params)
+        return CallbackList([], self._trainer, params)
 
     def _open_data(self) -> Source:
         data, steps = self._read(), self._options.steps_per_epoch

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends.base import HasTrainingMode
-from lockstep.callbacks import Chain
+from lockstep.callbacks import CallbackList
 from lockstep.core.metric_kinds import merge
 from lockstep.core.metrics import Sums
 from lockstep.data.source import Source
@@ -47,7 +47,7 @@ class Loop:
         options: FitOptions,
         data: Source,
         validation_data: Source | None,
-        callbacks: Chain,
+        callbacks: CallbackList,
         termination: Termination,
     ) -> None:
         self.session = session

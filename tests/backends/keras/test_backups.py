@@ -125,7 +125,7 @@ def test_a_backup_that_is_kept_leaves_nothing_to_do(options, tmp_path):
 
 def test_a_backup_within_an_epoch_is_refused_where_bits_must_be_equal(tmp_path):
     backup = keras.callbacks.BackupAndRestore(tmp_path, save_freq=2)
-    message = r"end of an epoch.* Got BackupAndRestore\(save_freq=2\)\..*Checkpoint\('.*', every=2\)"
+    message = r"BackupAndRestore\(save_freq=2\) saves inside an epoch.*Checkpoint\('.*', every=2\)"
     with wrapped() as trainer, pytest.raises(ExactError, match=message):
         fit(trainer, backup)
     checkpoint = lockstep.Checkpoint(tmp_path / "instead", every=2)
@@ -138,7 +138,7 @@ def test_a_backup_within_an_epoch_is_refused_where_bits_must_be_equal(tmp_path):
 def test_a_backup_beside_a_checkpoint_is_refused(tmp_path):
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     with wrapped() as trainer:
-        with pytest.raises(CallbackError, match=r"Got BackupAndRestore\('.*backup'\) and checkpoint='.*run'. Leave"):
+        with pytest.raises(CallbackError, match=r"got BackupAndRestore\('.*backup'\) and checkpoint='.*run'. Leave"):
             fit(trainer, backup, checkpoint=str(tmp_path / "run"))
         assert fit(trainer, checkpoint=str(tmp_path / "run"), epochs=1).epoch == [0]
 
@@ -170,5 +170,8 @@ def test_a_generator_cannot_be_read_again(tmp_path):
 def test_a_model_without_variables_is_refused(tmp_path):
     model = keras.Sequential([layers.Dense(3)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with lockstep.wrap(model, shards=4) as trainer, pytest.raises(ModelError, match=r"Begin it with keras\.Input"):
+    with (
+        lockstep.wrap(model, shards=4) as trainer,
+        pytest.raises(ModelError, match=r"Begin the model with keras\.Input"),
+    ):
         fit(trainer, keras.callbacks.BackupAndRestore(tmp_path))

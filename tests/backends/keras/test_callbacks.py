@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.callbacks.backups import adapted
-from lockstep.callbacks.keras_adapter import is_guest
+from lockstep.callbacks.backups import adapt_callback
+from lockstep.callbacks.keras_adapter import is_keras_callback
 from lockstep.errors import CallbackError
 
 # Keras's own arrays, under numpy 2.
@@ -112,7 +112,7 @@ def test_a_callback_stops_in_the_middle_of_an_epoch_and_a_later_fit_goes_on():
 
 
 def test_the_class_of_a_callback_is_none():
-    with wrapped() as trainer, pytest.raises(CallbackError, match=r"A callback is an instance.*EarlyStopping\(\)"):
+    with wrapped() as trainer, pytest.raises(CallbackError, match=r"is the class EarlyStopping, not an instance"):
         fit(trainer, keras.callbacks.EarlyStopping)
 
 
@@ -133,8 +133,8 @@ def weights(trainer):
     return {name: fresh.state()[f"model.{name}"].data for name in names}
 
 
-def test_guests_are_known_by_their_face():
-    assert is_guest(keras.callbacks.History())
-    assert not is_guest(keras.callbacks.History)
-    assert not is_guest(lockstep.Callback())
-    assert adapted(3) == 3
+def test_keras_callbacks_are_recognized():
+    assert is_keras_callback(keras.callbacks.History())
+    assert not is_keras_callback(keras.callbacks.History)
+    assert not is_keras_callback(lockstep.Callback())
+    assert adapt_callback(3) == 3

@@ -184,9 +184,9 @@ def test_a_keras_user_gets_keras_s_lines(capsys):
 
 def test_words_of_keras_s_own_fit():
     with lockstep.wrap(made(), devices=1, shards=1) as trainer:
-        with pytest.raises(CallbackError, match=r"verbose is 0, 1, 2 or 'auto'. Got verbose=3"):
+        with pytest.raises(CallbackError, match=r"verbose must be 0, 1, 2 or 'auto'. Got verbose=3"):
             trainer.fit((X, Y), verbose=3)
-        with pytest.raises(CallbackError, match=r"callbacks is a list. Got EarlyStopping\(\). Write callbacks=\["):
+        with pytest.raises(CallbackError, match=r"callbacks must be a list. Got EarlyStopping\(\). Use callbacks=\["):
             trainer.fit((X, Y), callbacks=keras.callbacks.EarlyStopping())
         with pytest.raises(BatchError, match=r"Beside class_weight every example has one weight.*shape \(32, 2\)"):
             trainer.fit((X, Y, np.ones((50, 2))), class_weight=dict.fromkeys(range(3), 1.0), verbose=0)

@@ -195,6 +195,10 @@ class JaxBackend:
         for row in self._replicas.rows:
             yield self._replicas.state(row)
 
+    def model_arrays(self) -> Mapping[str, Any]:
+        """The first replica's arrays."""
+        return self._replicas.model_arrays()
+
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""
         self._replicas.load(state)

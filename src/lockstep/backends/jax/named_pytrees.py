@@ -45,13 +45,7 @@ def to_state(prefix: str, tree: Any) -> State:
 def to_array(leaf: Any) -> Array:
     """A copy of one array, as a state has it."""
     data = np.array(numbers(leaf))
-    dtype = str(data.dtype)
-    return Array(data.view(np.int16), dtype) if dtype == "bfloat16" else Array(data, dtype)
-
-
-def from_array(array: Array) -> NDArray[Any]:
-    """The array in its own type."""
-    return array.data.view(jax.numpy.bfloat16) if array.dtype == "bfloat16" else array.data
+    return Array(data, str(data.dtype))
 
 
 def from_state(prefix: str, tree: Any, state: Mapping[str, Array], whole: str) -> Any:
@@ -67,7 +61,7 @@ def from_state(prefix: str, tree: Any, state: Mapping[str, Array], whole: str) -
                 f"The state does not fit this {whole}. At {name!r} it has {there.data.shape} of {there.dtype}, "
                 f"the {whole} {form[0]} of {form[1]}. Load its own state."
             )
-        leaves.append(wrapped(from_array(there), leaf))
+        leaves.append(wrapped(there.data, leaf))
     return refilled(tree, leaves)
 
 

@@ -214,6 +214,19 @@ class Replicas:
             state[_STEPS] = Array(np.asarray(self.optimizer.steps), "int64")
         return state
 
+    def model_arrays(self) -> dict[str, Any]:
+        """Parameters and what else the model keeps, as the first device has them; a random key as its numbers."""
+        if not self.ready:
+            return {}
+        self.look()
+        params, rest, _ = self.copies[0]
+        leaves = {f"{self.model.home}.{name}": leaf for name, leaf in named_pytrees.named(params).items()}
+        leaves |= {f"model.{name}": leaf for name, leaf in named_pytrees.named(rest).items()}
+        return {
+            name: jax.random.key_data(leaf) if named_pytrees.is_key(leaf) else named_pytrees.host(leaf)
+            for name, leaf in leaves.items()
+        }
+
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state; one that does not fit changes nothing. Without variables it waits for them."""
         if not state and self._lazy:

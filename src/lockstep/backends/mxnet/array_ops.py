@@ -3,12 +3,13 @@
 Shapes are numpy's while they are copied: without `npx.set_np()` MXNet takes a length of 0 for one not known yet.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from mxnet import MXNetError, autograd
+from mxnet import MXNetError, autograd, nd
 from mxnet.util import np_shape
 
-from lockstep.backends.mxnet.arrays import is_array
+from lockstep.backends.mxnet.arrays import classic, dtype_of, is_array
 from lockstep.backends.mxnet.replicas import context_of
 
 
@@ -44,6 +45,33 @@ def add(left: Any, right: Any) -> Any:
     """The addition of the left array's context."""
     with autograd.pause(), np_shape(True):
         return left + (right if right.ctx == left.ctx else right.copyto(left.ctx))
+
+
+def widen(array: Any) -> Any:
+    """A copy as an `mx.nd` array."""
+    wide = "float32" if dtype_of(array) in ("float16", "bfloat16") else dtype_of(array)
+    with autograd.pause(), np_shape(True):
+        return classic(array).astype(wide)
+
+
+def update_averages(averages: Sequence[Any], values: Sequence[Any], decay: float) -> Sequence[Any]:
+    """In place, each operation in a kernel of its own."""
+    with autograd.pause(), np_shape(True):
+        for average, value in zip(averages, values, strict=True):
+            average *= decay
+            average += classic(value).astype(average.dtype) * (1 - decay)
+    return averages
+
+
+def to_numpy(array: Any) -> Any:
+    """A copy on the host."""
+    return classic(array).asnumpy()
+
+
+def from_numpy(data: Any, like: Any) -> Any:
+    """A copy on the context."""
+    with np_shape(True):
+        return nd.array(data, ctx=like.ctx, dtype=data.dtype)
 
 
 def write(value: Any, target: Any) -> Any:

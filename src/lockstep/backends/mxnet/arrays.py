@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import ml_dtypes
 import mxnet as mx
 import numpy as np
 from mxnet import nd
@@ -92,14 +93,14 @@ def is_array(value: Any) -> bool:
 
 
 def array_of(array: Any) -> Array:
-    """A copy of the array's bytes as numpy holds them; bfloat16's as int16."""
+    """A copy of the array in numpy."""
     dtype = dtype_of(array)
     data = classic(array).asnumpy()
-    return Array(data.view("int16") if dtype == "bfloat16" else data, dtype)
+    return Array(data.view(np.uint16).view(ml_dtypes.bfloat16) if dtype == "bfloat16" else data, dtype)
 
 
 def fill(array: Any, value: Array) -> None:
     """Writes such bytes into an array."""
     own = classic(array)
-    data = value.data.view(BFLOAT16) if value.dtype == "bfloat16" else value.data
+    data = value.data.view(np.uint16).view(BFLOAT16) if value.dtype == "bfloat16" else value.data
     own[:] = nd.array(np.ascontiguousarray(data), ctx=own.ctx, dtype=data.dtype)

@@ -259,6 +259,11 @@ class MxnetBackend:
         for place in map(self._place, range(len(self.devices))):
             yield {name: array_of(found[name][place]) if name in found else kept for name, kept in own.items()}
 
+    def model_arrays(self) -> Mapping[str, Any]:
+        """The parameters on the first context."""
+        self._replicas.require()
+        return {f"model.{name}": self._replicas.array(name) for name in self._replicas.parameters}
+
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""
         self._stored.load(state)

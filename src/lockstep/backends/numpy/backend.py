@@ -200,6 +200,10 @@ class NumpyBackend:
         for replica in range(len(self._replicas)):
             yield self._state(replica)
 
+    def model_arrays(self) -> Mapping[str, Any]:
+        """The parameters of the first replica."""
+        return {f"model.{name}": value for name, value in self._recipe.model.parameters.items()}
+
     def _state(self, replica: int) -> State:
         model, optimizer = self._replicas[replica]
         named = [(f"model.{name}", value.copy()) for name, value in model.parameters.items()]

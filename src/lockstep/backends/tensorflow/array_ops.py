@@ -1,7 +1,9 @@
 """TensorFlow's tensors and variables; only a variable can be written to."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -35,6 +37,33 @@ def add(left: Any, right: Any) -> Any:
     """TensorFlow's addition on the left tensor's device; sparse gradients are added as dense ones."""
     with tf.device(left.device):
         return tf.add(tf.convert_to_tensor(left), tf.convert_to_tensor(right))
+
+
+def widen(array: Any) -> Any:
+    """A tensor with the present value, which a later write to the variable does not change."""
+    with tf.device(array.device):
+        return tf.cast(array, tf.float32) if array.dtype in (tf.float16, tf.bfloat16) else tf.identity(array)
+
+
+def update_averages(averages: Sequence[Any], values: Sequence[Any], decay: float) -> Sequence[Any]:
+    """New tensors, each operation in a kernel of its own."""
+    result = []
+    for average, value in zip(averages, values, strict=True):
+        with tf.device(average.device):
+            newest = tf.cast(value, average.dtype)
+            result.append(tf.add(tf.multiply(average, decay), tf.multiply(newest, 1 - decay)))
+    return result
+
+
+def to_numpy(array: Any) -> Any:
+    """A copy on the host."""
+    return np.array(array.numpy())
+
+
+def from_numpy(data: Any, like: Any) -> Any:
+    """A copy on the device."""
+    with tf.device(like.device):
+        return tf.identity(tf.convert_to_tensor(data))
 
 
 def write(value: Any, target: Any) -> Any:

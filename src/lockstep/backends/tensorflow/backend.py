@@ -191,6 +191,12 @@ class TensorflowBackend:
             found = {name: spread[id(own)][replica] if id(own) in spread else own for name, own in variables.items()}
             yield {name: state.array_of(variable) for name, variable in found.items()}
 
+    def model_arrays(self) -> Mapping[str, Any]:
+        """The variables of the script's own model."""
+        program = self._program
+        variables = {**program.trained(), **program.kept(), **program.others()}
+        return {f"model.{name}": _variable(variable) for name, variable in variables.items()}
+
     def load(self, saved: Mapping[str, Array]) -> None:
         """Takes over a whole state."""
         state.write(self._variables(), saved)

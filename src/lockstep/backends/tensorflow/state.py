@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from lockstep.backends.base import Array, State
 from lockstep.errors import StateError
@@ -20,8 +19,7 @@ def write(variables: Mapping[str, Any], state: Mapping[str, Array]) -> None:
     """Takes over a whole state; nothing is written where it does not fit."""
     _check(variables, state)
     for name, variable in variables.items():
-        saved = state[name]
-        variable.assign(_numpy(saved))
+        variable.assign(state[name].data)
 
 
 def checksums(variables: Mapping[str, Any]) -> list[int]:
@@ -30,17 +28,9 @@ def checksums(variables: Mapping[str, Any]) -> list[int]:
 
 
 def array_of(variable: Any) -> Array:
-    """A copy of one variable; the bytes of bfloat16 as int16."""
+    """A copy of one variable."""
     data = np.array(variable.numpy())
-    if data.dtype.name == "bfloat16":
-        return Array(data.view(np.int16), "bfloat16")
     return Array(data, data.dtype.name)
-
-
-def _numpy(array: Array) -> Any:
-    if array.dtype == "bfloat16":
-        return array.data.view(tf.bfloat16.as_numpy_dtype)
-    return array.data
 
 
 def _check(variables: Mapping[str, Any], state: Mapping[str, Array]) -> None:

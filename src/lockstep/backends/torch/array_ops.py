@@ -1,5 +1,6 @@
 """PyTorch's tensors on the devices of this process; what belongs to a graph stays out of the sums."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,32 @@ def add(left: Any, right: Any) -> Any:
     """The addition of the left tensor's device."""
     with torch.no_grad():
         return torch.add(left, right.to(left.device))
+
+
+def widen(array: Any) -> Any:
+    """A copy without a graph."""
+    wide = torch.float32 if array.dtype in (torch.float16, torch.bfloat16) else array.dtype
+    return array.detach().to(wide, copy=True)
+
+
+def update_averages(averages: Sequence[Any], values: Sequence[Any], decay: float) -> Sequence[Any]:
+    """In place, all arrays in a few kernels. `lerp` and `addcmul` are fused, and would round once instead of thrice."""
+    own = list(averages)
+    with torch.no_grad():
+        newest = [value.detach().to(average.dtype) for average, value in zip(own, values, strict=True)]
+        torch._foreach_mul_(own, decay)
+        torch._foreach_add_(own, torch._foreach_mul(newest, 1 - decay))
+    return own
+
+
+def to_numpy(array: Any) -> Any:
+    """A copy on the host."""
+    return array.detach().cpu().numpy().copy()
+
+
+def from_numpy(data: Any, like: Any) -> Any:
+    """A copy on the device."""
+    return torch.tensor(data, device=like.device)
 
 
 def write(value: Any, target: Any) -> Any:

@@ -230,6 +230,10 @@ class TorchBackend:
         """The one replica's."""
         yield self.state()
 
+    def model_arrays(self) -> Mapping[str, Any]:
+        """The replica's parameters and buffers."""
+        return self._replica.model_arrays()
+
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""
         self._replica.load(state)

@@ -214,6 +214,12 @@ class Replica:
                     state[f"optimizer.{name}.{key}"] = state_arrays.array(value)
         return state
 
+    def model_arrays(self) -> dict[str, Tensor]:
+        """Parameters and the buffers that are part of the model's state, by the names of `state`."""
+        tensors: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
+        tensors |= {buffer.state_name: buffer.tensor for buffer in self.buffers}
+        return {name: tensor.detach() for name, tensor in tensors.items() if name.startswith("model.")}
+
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a state: every parameter and buffer in place, the optimizer's slots as they come."""
         self._check(state)

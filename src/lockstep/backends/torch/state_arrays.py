@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,11 +21,12 @@ def array(value: Any) -> Array:
         )
     value = value.detach().cpu().contiguous()
     if value.dtype in (torch.bfloat16,):
-        return Array(value.view(torch.int16).numpy().copy(), "bfloat16")
+        return Array(value.view(torch.int16).numpy().copy().view(ml_dtypes.bfloat16), "bfloat16")
     return Array(value.numpy().copy(), str(value.dtype).removeprefix("torch."))
 
 
 def tensor(array: Array) -> Tensor:
     """The array as a tensor of its type, on the CPU."""
-    value = torch.tensor(array.data)
-    return value.view(torch.bfloat16) if array.dtype == "bfloat16" else value
+    if array.dtype == "bfloat16":  # which torch does not take from numpy
+        return torch.tensor(array.data.view(np.int16)).view(torch.bfloat16)
+    return torch.tensor(array.data)

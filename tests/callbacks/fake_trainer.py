@@ -1,4 +1,4 @@
-"""A stage for callbacks: a trainer that has no model to train, and a `fit` that follows a script of values."""
+"""A trainer without a model, for tests of callbacks, and a `fit` that reports given values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends.base import Array
-from lockstep.callbacks import Callback, Chain, History
+from lockstep.callbacks import Callback, CallbackList, History
 
 
-class Stage:
-    """Whatever callbacks ask of a trainer. Its one weight is the number of steps made."""
+class FakeTrainer:
+    """What callbacks use of a trainer. Its one weight is the number of steps made."""
 
     def __init__(self, learning_rates: tuple[float, ...] = (0.1,)) -> None:
         self.num_steps = 0
@@ -28,6 +28,9 @@ class Stage:
 
     def state(self) -> dict[str, Array]:
         return {name: Array(data.copy(), dtype) for name, (data, dtype) in self.arrays.items()}
+
+    def model_arrays(self) -> dict[str, Any]:
+        return {name: data for name, (data, _) in self.arrays.items() if name.startswith("model.")}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         assert state.keys() == self.arrays.keys()
@@ -48,7 +51,7 @@ class Stage:
 
 
 def fit(
-    stage: Stage,
+    trainer: FakeTrainer,
     callbacks: Sequence[Callback],
     epochs: Sequence[Mapping[str, float]],
     *,
@@ -56,12 +59,12 @@ def fit(
     steps: int = 2,
     state: Any = None,
 ) -> Any:
-    """Plays the epochs, as `fit` does, from epoch `first` on, and gives the callbacks' state at the end.
+    """Call the callbacks as `fit` does, from epoch `first` on, and return their state at the end.
 
     With a `state`, as a resumed `fit` does.
     """
-    chain = Chain(callbacks, stage, {"epochs": first + len(epochs), "steps": steps})
-    stage.stop_training = False
+    chain = CallbackList(callbacks, trainer, {"epochs": first + len(epochs), "steps": steps})
+    trainer.stop_training = False
     logs: Mapping[str, float] = {}
     try:
         chain.on_train_begin()
@@ -71,11 +74,11 @@ def fit(
             chain.on_epoch_begin(epoch)
             for batch in range(steps):
                 chain.on_train_batch_begin(batch)
-                stage.step()
+                trainer.step()
                 chain.on_train_batch_end(batch, logs)
-            stage.history.record(epoch, logs, seconds=1.0)
+            trainer.history.record(epoch, logs, seconds=1.0)
             chain.on_epoch_end(epoch, logs)
-            if stage.stop_training:
+            if trainer.stop_training:
                 break
         saved = chain.state_dict()
         chain.on_train_end(logs)

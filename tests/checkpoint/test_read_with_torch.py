@@ -1,5 +1,6 @@
 """A PyTorch user needs no Lockstep to load the model."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -16,12 +17,12 @@ def net(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.float16])
-def test_load_state_dict(dtype, tmp_path):
+def test_load_state_dict_reads_the_models_file(dtype, tmp_path):
     model = net(dtype)
     state = {}
     for name, tensor in model.state_dict().items():
         short = tensor.dtype == torch.bfloat16
-        data = (tensor.view(torch.int16) if short else tensor).numpy()
+        data = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if short else tensor.numpy()
         state[f"model.{name}"] = Array(data, str(tensor.dtype).removeprefix("torch."))
         state[f"optimizer.{name}.step"] = Array(np.asarray(1), "python")
     path = write(tmp_path / "mine", Snapshot(state))
@@ -34,6 +35,6 @@ def test_load_state_dict(dtype, tmp_path):
         assert torch.equal(other.state_dict()[name], tensor)
 
 
-def test_complex_numbers_of_single_precision(tmp_path):
+def test_complex64_is_read(tmp_path):
     path = write(tmp_path / "mine", Snapshot({"model.w": Array(np.array([1 + 2j], "complex64"), "complex64")}))
     assert torch.equal(load_file(path / "model.safetensors")["w"], torch.tensor([1 + 2j]))

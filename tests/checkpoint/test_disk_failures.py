@@ -61,7 +61,7 @@ def refused(save, code, number, exchange):
 
 @MOVES
 @pytest.mark.parametrize("existing", [True, False])
-def test_a_save_by_hand(existing, exchange, code, tmp_path):
+def test_a_failed_write_leaves_the_older_checkpoint(existing, exchange, code, tmp_path):
     target = tmp_path / "mine"
     if existing:
         write(target, snapshot(1))
@@ -78,7 +78,7 @@ def test_a_save_by_hand(existing, exchange, code, tmp_path):
 
 
 @MOVES
-def test_a_save_to_a_store(exchange, code, tmp_path):
+def test_a_failed_save_leaves_a_store_as_it_was(exchange, code, tmp_path):
     store = Store(tmp_path, keep=2, best="val_loss")
     number = 0
     going = True
@@ -112,7 +112,7 @@ def limited(nbytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_file_that_may_not_grow(tmp_path):
+def test_a_file_size_limit_raises_a_save_error(tmp_path):
     """The kernel's own refusal, in the middle of an array: some of it is written, then no more."""
     store = Store(tmp_path)
     store.save(snapshot(1), 1)
@@ -142,9 +142,9 @@ def forbidden():
             os.chmod(home, 0o755)
 
 
-def test_no_permission(forbidden):
+def test_missing_permission_raises_a_save_error(forbidden):
     for name in ("mine", "other"):
-        with pytest.raises(SaveError, match=rf"Got 'Permission denied' while saving to .*{name}"):
+        with pytest.raises(SaveError, match=rf"could not be saved to .*{name}.*: Permission denied"):
             write(forbidden / name, snapshot(2))
     with pytest.raises(SaveError, match="Permission denied"):
         Store(forbidden).save(snapshot(2), 2)
@@ -153,7 +153,7 @@ def test_no_permission(forbidden):
 
 
 @pytest.mark.parametrize("path", ["file/mine", "file/deeper/mine", "broken/mine", "n" * 250])
-def test_paths_that_cannot_be(path, tmp_path):
+def test_impossible_paths_raise_a_save_error(path, tmp_path):
     (tmp_path / "file").write_text("words")
     (tmp_path / "broken").symlink_to("nowhere")
     for save in (lambda target: write(target, snapshot()), lambda target: Store(target).save(snapshot(), 1)):
@@ -165,7 +165,7 @@ def test_paths_that_cannot_be(path, tmp_path):
     assert litter(tmp_path) == []
 
 
-def test_bytes_are_on_the_disk_before_names(tmp_path, monkeypatch):
+def test_files_are_synced_before_they_get_their_names(tmp_path, monkeypatch):
     """A power cut cannot be tried here, so this asks for the order: files, their folder, the name, the folder above."""
     log = []
     fsync, rename = os.fsync, os.rename
@@ -194,7 +194,7 @@ def test_bytes_are_on_the_disk_before_names(tmp_path, monkeypatch):
     assert log[-2:] == [("sync", "temporary"), ("sync", "new")]
 
 
-def test_an_interrupt_in_the_middle(tmp_path, monkeypatch):
+def test_an_interrupt_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     write(tmp_path / "mine", snapshot(1))
 
     def interrupt(descriptor):

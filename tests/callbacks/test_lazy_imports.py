@@ -18,7 +18,7 @@ def test_nothing_heavy_is_imported() -> None:
     assert result.stdout == "[]\n"
 
 
-def test_all_are_there() -> None:
+def test_all_names_can_be_imported() -> None:
     assert len(callbacks.__all__) == len(set(callbacks.__all__))
     for name in callbacks.__all__:
         assert getattr(callbacks, name).__name__ == name
