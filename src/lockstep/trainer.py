@@ -154,7 +154,7 @@ class Trainer(Generic[Model]):
 
         def read() -> source.Source:
             found = self._source(data, batch_size, shuffle, DEFAULT_BATCH_SIZE)
-            return weighed(found, class_weight, self._backend.host)
+            return weighed(found, class_weight, self._backend.host, self._recipe.habits.words == "keras")
 
         return fitting.fit(self, read, asked)
 
