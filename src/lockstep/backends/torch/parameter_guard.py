@@ -1,6 +1,6 @@
 """Parameters that a forward pass writes, which is refused where a batch has several shards.
 
-Each shard makes a pass, so a key encoder that follows by momentum, a clipped weight or `nn.Embedding(max_norm=)` would be
+Each shard makes a pass, so a key encoder that follows by momentum, a clipped weight or `nn.Embedding(max_norm=)` is
 written as often as a process has shards, and the bits would depend on the number of devices. The same holds for a
 network that a module holds in a list, out of sight of `model.modules()`, and for its buffers.
 """
