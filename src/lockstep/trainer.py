@@ -107,7 +107,7 @@ class Trainer(Generic[Model]):
 
         def open_data() -> Source:
             opened = session.open_data(data, batch_size, shuffle, DEFAULT_BATCH_SIZE)
-            return weighed(opened, class_weight, session.backend.host)
+            return weighed(opened, class_weight, session.backend.host, session.recipe.habits.words == "keras")
 
         return fit(session, self, open_data, options)
 

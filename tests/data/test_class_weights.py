@@ -7,7 +7,7 @@ import lockstep
 from lockstep.backends.numpy import SGD, Dense
 from lockstep.data import arrays, stream
 from lockstep.data.class_weights import ClassWeights
-from lockstep.errors import BatchError
+from lockstep.errors import BatchError, LockstepError
 
 X = np.random.Generator(np.random.PCG64(0)).standard_normal((11, 4))
 Y = np.arange(11) % 3
@@ -62,8 +62,20 @@ def test_a_class_is_a_whole_number_or_a_single_one(targets):
         (WEIGHTS, (X, Y + 0.5), "targets that are one class each.*Got odds"),
         (WEIGHTS, (X, np.stack([Y, Y], 1)), "targets that are one class each.*several values per example"),
         (WEIGHTS, (X,), "class_weight looks at the targets of .inputs, targets."),
+        (WEIGHTS, (X, Y, np.arange(11)), "with a third entry of int64.*give ..inputs, index., targets."),
     ],
 )
 def test_what_has_no_class(weights, batch, message):
     with pytest.raises(BatchError, match=message):
         ClassWeights(weights)(*batch)
+
+
+@pytest.mark.parametrize("make", [lambda *parts: parts, arrays, batches], ids=["arrays", "a pipeline", "batches"])
+def test_an_index_as_the_third_entry_is_no_weight_beside_class_weights_either(make):
+    with pytest.raises(LockstepError, match="with a third entry of int64"):
+        digest(make(X, Y, np.arange(11)), WEIGHTS)
+
+
+def test_for_a_keras_model_integers_are_weights():
+    found = ClassWeights(WEIGHTS, takes_integers=True)(X, Y, np.arange(11))
+    assert found[2].tolist() == (EACH * np.arange(11)).tolist()

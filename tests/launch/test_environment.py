@@ -226,6 +226,10 @@ MASTER = {"MASTER_ADDR": "node1", "MASTER_PORT": "1234"}
             | {"JSM_NAMESPACE_LOCAL_SIZE": "1", **MASTER},
             Launched(1, 3, 0, 1, "node1", 1234),
         ),
+        (
+            {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2", **MASTER},
+            Launched(1, 2, 1, 2, "node1", 1234),
+        ),
         # A world of one is no world.
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}, None),
         ({**MPICH, "PMI_SIZE": "1", "PMI_RANK": "0"}, None),
@@ -248,6 +252,7 @@ def test_mpirun(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], plac
             "To train in each process alone, uns",
         ),
         ({"PALS_RANKID": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}, "Got process 1 of 2 (PALS_RANKID=1, PMI_SIZE=2"),
+        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}, "Got process 1 of 2 (HOROVOD_RANK=1, HOROVOD_SIZE=2) without one"),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "This process was launched through PMI (PMI_RANK=1, PMI_SIZE=2), which"),
         ({"PMIX_RANK": "0"}, "This process was launched through PMI (PMIX_RANK=0), which does not tell how many"),
     ],
@@ -261,6 +266,6 @@ def test_mpirun_without_a_place_to_meet(
 
 
 def test_a_worker_was_not_launched_by_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_all(monkeypatch, {**OPEN_MPI, **MPICH})
+    set_all(monkeypatch, {**OPEN_MPI, **MPICH, "HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"})
     monkeypatch.setattr(os, "environ", environment.worker_environment())
     assert environment.launched() is None

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.core.batches import describe
+from lockstep.core.weights import split_batch
 from lockstep.data.source import PipelineSource, Source
 from lockstep.errors import BatchError
 
@@ -23,11 +24,12 @@ class ClassWeights:
     array([1., 5., 5.])
     """
 
-    def __init__(self, weights: Mapping[int, float]) -> None:
+    def __init__(self, weights: Mapping[int, float], takes_integers: bool = False) -> None:
         if not isinstance(weights, Mapping) or not weights or not _numbers(weights):
             raise BatchError(
                 f"class_weight gives every class its weight. Got {weights!r}. Use for example {{0: 1.0, 1: 5.0}}."
             )
+        self._takes_integers = takes_integers  # as example weights, which elsewhere may as well be an index
         self._classes = np.array(sorted(weights))
         self._weights = np.array([weights[each] for each in sorted(weights)], "float64")
 
@@ -38,6 +40,8 @@ class ClassWeights:
                 "class_weight looks at the targets of (inputs, targets) or (inputs, targets, weights). "
                 f"Got {describe(batch)}. Give one of these, or weigh the examples in an objective."
             )
+        if not self._takes_integers:
+            split_batch(batch, 'weights.astype("float32")')  # times a class's weight an index is a float, too
         inputs, targets, *own = batch
         found = self._of(_classes(targets))
         if not own or own[0] is None:
@@ -80,11 +84,16 @@ def _classes(targets: Any) -> NDArray[np.int64]:
     return np.asarray(rows[:, 0], np.int64)
 
 
-def weighed(source: Source, weights: Mapping[int, float] | None, host: Callable[[Any], Any]) -> Source:
-    """The source with the weights of the classes; `host` makes numpy of the framework's own arrays."""
+def weighed(
+    source: Source, weights: Mapping[int, float] | None, host: Callable[[Any], Any], takes_integers: bool = False
+) -> Source:
+    """The source with the weights of the classes; `host` makes numpy of the framework's own arrays.
+
+    `takes_integers` says that integers as a third entry are example weights, as for a Keras model.
+    """
     if weights is None:
         return source
-    put = ClassWeights(weights)
+    put = ClassWeights(weights, takes_integers)
     if isinstance(source, PipelineSource):  # where the examples are read
         return PipelineSource(source.pipeline.map(put))
     return WeighedSource(source, put, host)

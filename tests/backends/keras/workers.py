@@ -276,3 +276,52 @@ def test_a_model_that_cannot_travel_is_refused_when_it_is_wrapped():
     message = r"for Subclassed, Block has no get_config\. 'subclassed.*' cannot travel: .*Give .* a get_config"
     with pytest.raises(lockstep.LockstepError, match=message):
         lockstep.wrap(model, devices=2, shards=4)
+
+
+class Centered(layers.Layer):
+    """Keeps a running mean in a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = ops.zeros((6,))
+
+    def call(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * ops.mean(ops.stop_gradient(x), 0)
+        return x - self.mean
+
+
+class Recorded(layers.Layer):
+    """Leaves what it has computed, for somebody to look at."""
+
+    def call(self, x):
+        self.seen = ops.tanh(x)
+        return self.seen
+
+
+def attributed(layer):
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((6,)), layer(), layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_tensor_that_a_layer_carries_from_shard_to_shard_in_an_attribute_is_refused(devices):
+    with lockstep.wrap(attributed(Centered), devices=devices, shards=4) as trainer:
+        assert len(trainer.devices) == devices
+        before = trainer.digest()
+        message = r"with what is left in 'mean' of Centered\. Make it a weight of the layer: self\.add_weight\(shape"
+        with pytest.raises(lockstep.LockstepError, match=message):
+            trainer.step((X, Y))
+        assert trainer.digest() == before
+
+
+def test_a_tensor_that_a_layer_merely_leaves_in_an_attribute_is_not_refused():
+    found = set()
+    for devices in (1, 2):
+        with lockstep.wrap(attributed(Recorded), devices=devices, shards=4) as trainer:
+            for _ in range(3):
+                trainer.step((X, Y))
+            trainer.evaluate(X, Y, verbose=0)
+            found.add(trainer.digest())
+    assert len(found) == 1

@@ -106,6 +106,7 @@ class KerasOnTorch(TorchBackend):
         self._slots = Slots(compiled, recipe.optimizer)
         self._seen: list[tuple[int, int]] = []
         self._prepared = False
+        self._shards._kept.way_out = "Make it a weight of the layer: self.add_weight(shape, trainable=False)"
         if compiled.objective is None:
             self._shards._term = self._term
 

@@ -33,6 +33,7 @@ class Kept:
         self._named = named
         self._modules = list(dict.fromkeys(named.values()))
         self._loss = loss
+        self.way_out = "Make it a buffer: self.register_buffer(name, tensor)"
         self._own = {id(each) for module in self._modules for each in _tensors(module)}
         self._holders: list[Holder] = []
         self._attributes: list[Holder] = []  # of the modules, which come first
@@ -154,8 +155,8 @@ class Kept:
         return (
             "A forward pass leaves no tensors in attributes that change what the next pass gives: they reach neither "
             "the other processes nor a checkpoint, and would depend on the number of devices. Got other bits for a "
-            f"shard after another than by itself, with what is left in {where}. Make it a buffer: "
-            "self.register_buffer(name, tensor); or use lockstep.wrap(..., exact=False)."
+            f"shard after another than by itself, with what is left in {where}. {self.way_out}; or use "
+            "lockstep.wrap(..., exact=False)."
         )
 
     def _check_numbers(self, holder: Holder) -> None:

@@ -23,6 +23,7 @@ from lockstep.backends.torch.inputs import call, copied, put
 from lockstep.backends.torch.loss_scaler import cast_parameters, power_of_two
 from lockstep.backends.torch.losses import Share, Term
 from lockstep.backends.torch.model_loss import ModelLoss
+from lockstep.backends.torch.parameter_guard import ParameterGuard
 from lockstep.backends.torch.replica import Replica
 from lockstep.core import seeds
 from lockstep.core.batches import count, transform
@@ -77,6 +78,8 @@ class Shards:
             check_compiled(replica.model, replica.optimizer, loss, chosen)
         self.statistics = Statistics([*replica.buffers, *of_loss(loss)], [*replica.modules, *filter(writes, own)])
         self._kept = Kept(name_modules(replica.model, loss), loss) if options.exact else Kept({})
+        roots = (replica.model, *([loss] if isinstance(loss, nn.Module) else []))
+        self._guard = ParameterGuard(*roots) if options.exact else ParameterGuard()
         self.columns: list[Column] = []
         self.begun = False  # whether a shard of this command has named its values
 
@@ -98,9 +101,11 @@ class Shards:
         """Writes the leaf of one shard."""
         if not self.begun:
             self._kept.keep(training=True)
+            self._guard.keep(work.num_shards, training=True)
             self._reading = ""
         self._kept.run(lambda: self._write(work, shard, piece, trained, fields, scale), lambda _: fields.all)
         if shard == max(work.shards):
+            self._guard.check()
             self._kept.check()
 
     def _write(self, work: Work, shard: int, piece: Any, trained: list[Tensor], fields: Fields, scale: float) -> None:
@@ -134,7 +139,7 @@ class Shards:
             term, share = self._forward(work, shard, piece, alone=False)
             return torch.tensor(self._measure(term, share), dtype=torch.float64)
 
-        return self._unseen(compute, lambda sums: [sums])
+        return self._unseen(compute, lambda sums: [sums], work.num_shards)
 
     def outputs(self, work: Work, shard: int, piece: Any) -> Any:
         """The model's outputs for one shard's inputs."""
@@ -143,7 +148,7 @@ class Shards:
             with self._alone(work, shard):
                 return call(self._replica.model, put(piece, self._replica.device))
 
-        return self._unseen(compute, flat)
+        return self._unseen(compute, flat, work.num_shards)
 
     def loss(self, criterion: Any, outputs: Any, targets: Any) -> float | None:
         """The criterion's value for outputs and targets in numpy; None if it gives more than one number."""
@@ -155,7 +160,7 @@ class Shards:
                 self.statistics.restore()
         return float(value) if isinstance(value, Tensor) and not value.ndim else None
 
-    def _unseen(self, compute: Callable[[], Value], results: Callable[[Value], list[Tensor]]) -> Value:
+    def _unseen(self, compute: Callable[[], Value], results: Callable[[Value], list[Tensor]], num_shards: int) -> Value:
         """Afterwards the buffers are as they were kept, for a module may count its calls in evaluation too."""
 
         def restored() -> Value:
@@ -165,7 +170,9 @@ class Shards:
                 self.statistics.restore()
 
         self._kept.keep(training=False)
+        self._guard.keep(num_shards, training=False)
         value = self._kept.run(restored, results)
+        self._guard.check()
         self._kept.check()
         return value
 
