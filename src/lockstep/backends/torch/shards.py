@@ -99,7 +99,8 @@ class Shards:
         if not self.begun:
             self._kept.keep(training=True)
             self._reading = ""
-        self._kept.run(lambda: self._write(work, shard, piece, trained, fields, scale), lambda _: fields.all)
+        for _ in self._kept.passes(lambda: fields.all):
+            self._write(work, shard, piece, trained, fields, scale)
         if shard == max(work.shards):
             self._kept.check()
 
@@ -158,16 +159,15 @@ class Shards:
     def _unseen(self, compute: Callable[[], Value], results: Callable[[Value], list[Tensor]]) -> Value:
         """Afterwards the buffers are as they were kept, for a module may count its calls in evaluation too."""
 
-        def restored() -> Value:
+        values: list[Value] = []
+        self._kept.keep(training=False)
+        for _ in self._kept.passes(lambda: results(values[-1])):
             try:
-                return compute()
+                values.append(compute())
             finally:
                 self.statistics.restore()
-
-        self._kept.keep(training=False)
-        value = self._kept.run(restored, results)
         self._kept.check()
-        return value
+        return values[0]
 
     def clear(self) -> None:
         """Forgets gradients, as `zero_grad` does, also those of parameters that the optimizer does not hold."""
