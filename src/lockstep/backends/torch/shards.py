@@ -103,7 +103,8 @@ class Shards:
             self._kept.keep(training=True)
             self._guard.keep(work.num_shards, training=True)
             self._reading = ""
-        self._kept.run(lambda: self._write(work, shard, piece, trained, fields, scale), lambda _: fields.all)
+        for _ in self._kept.passes(lambda: fields.all):
+            self._write(work, shard, piece, trained, fields, scale)
         if shard == max(work.shards):
             self._guard.check()
             self._kept.check()
@@ -163,18 +164,17 @@ class Shards:
     def _unseen(self, compute: Callable[[], Value], results: Callable[[Value], list[Tensor]], num_shards: int) -> Value:
         """Afterwards the buffers are as they were kept, for a module may count its calls in evaluation too."""
 
-        def restored() -> Value:
-            try:
-                return compute()
-            finally:
-                self.statistics.restore()
-
+        values: list[Value] = []
         self._kept.keep(training=False)
         self._guard.keep(num_shards, training=False)
-        value = self._kept.run(restored, results)
+        for _ in self._kept.passes(lambda: results(values[-1])):
+            try:
+                values.append(compute())
+            finally:
+                self.statistics.restore()
         self._guard.check()
         self._kept.check()
-        return value
+        return values[0]
 
     def clear(self) -> None:
         """Forgets gradients, as `zero_grad` does, also those of parameters that the optimizer does not hold."""
