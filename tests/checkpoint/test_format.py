@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from checkpoint.samples import DTYPES, content, equal, forge, litter, same, snapshot
 from lockstep.backends.base import Array
-from lockstep.checkpoint import Snapshot, read, safetensors_file, write
+from lockstep.checkpoint import Snapshot, json_codec, read, safetensors_file, write
 from lockstep.checkpoint.format import RESERVED, facts_of
 from lockstep.checkpoint.io import Folder
 from lockstep.core import digest
@@ -112,6 +113,17 @@ def test_a_sealed_one_has_facts_of_its_own():
     assert same(sealed.facts["inner"], [np.zeros(2)])
     with pytest.raises(StateError, match="Got a set at x"):
         snapshot(x=set()).sealed()
+
+
+def test_a_sealed_one_is_encoded_once(tmp_path, monkeypatch):
+    encode, calls = json_codec.encode, []
+    monkeypatch.setattr(json_codec, "encode", lambda nest: calls.append(nest) or encode(nest))
+    saved = snapshot(inner=[np.zeros(2)])
+    sealed = saved.sealed()
+    path = write(tmp_path / "mine", sealed)
+    assert len(calls) == 1
+    assert equal(read(path), saved)
+    assert read(write(tmp_path / "other", replace(sealed, facts={"step": 4}))).facts == {"step": 4}  # not the old ones
 
 
 @pytest.mark.parametrize("name", ["model.__metadata__", "__metadata__", "facts.0", "model.\ud800"])

@@ -42,15 +42,42 @@ class Snapshot:
 
     state: State
     facts: dict[str, Any] = field(default_factory=dict)
+    # The arrays inside the facts, and the facts as JSON. Not an argument, so `replace` with other facts drops it.
+    _encoded: tuple[State, dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def sealed(self) -> "Snapshot":
-        """One with facts of its own, so that the run may go on while it is written. Refuses what cannot be kept.
+        """Return a snapshot with facts of its own, so that the run may go on while it is written in another thread.
 
-        The state's arrays are as they were: a backend gives copies.
+        Raises `StateError` for what a checkpoint cannot hold. The facts are encoded here, because that is also the
+        cheapest way to copy them, and only here: `write` takes what is encoded already. The state's arrays are not
+        copied again: a backend gives copies.
         """
-        state, arrays, facts = _parts(self)
+        state, arrays, facts = self.encode()
         copies = {name: Array(array.data.copy(order="C"), array.dtype) for name, array in arrays.items()}
-        return Snapshot(state, json_codec.decode(facts, copies))
+        sealed = Snapshot(state, json_codec.decode(facts, copies))
+        object.__setattr__(sealed, "_encoded", (copies, facts))
+        return sealed
+
+    def encode(self) -> tuple[State, State, dict[str, Any]]:
+        """Return the state's arrays, those inside the facts, and the facts as JSON."""
+        if self._encoded is not None:
+            return dict(self.state), *self._encoded
+        for name in self.state:
+            bare = name.removeprefix(_MODEL)
+            if bare == "__metadata__" or name.startswith(json_codec.PREFIX) or not json_codec.writable(name):
+                raise StateError(
+                    "An array's name is UTF-8 text, not '__metadata__', and does not begin with "
+                    f"{json_codec.PREFIX!r}. Got {name!r}. Choose another name."
+                )
+            Form.of(self.state[name], repr(name))
+        for key in self.facts:
+            if type(key) is not str or not json_codec.writable(key) or key.startswith("$") or key in RESERVED:
+                raise StateError(
+                    f"A fact's key is a word in UTF-8, does not begin with '$' and is none of {', '.join(RESERVED)}. "
+                    f"Got {key!r}. Choose another key."
+                )
+        facts, arrays = json_codec.encode(self.facts)
+        return dict(self.state), arrays, facts
 
 
 def write(folder: str | os.PathLike[str], snapshot: Snapshot) -> Path:
@@ -65,7 +92,7 @@ def write(folder: str | os.PathLike[str], snapshot: Snapshot) -> Path:
     ...     print(sorted(os.listdir(path)), read(path).state["model.w"].data)
     ['manifest.json', 'model.safetensors', 'optimizer.safetensors'] [0. 1.]
     """
-    state, arrays, facts = _parts(snapshot)
+    state, arrays, facts = snapshot.encode()
     state |= arrays
     forms = {name: Form.of(array, repr(name)) for name, array in state.items()}
     digests = digest.of_arrays(state)
@@ -107,26 +134,6 @@ def _target(folder: str | os.PathLike[str]) -> Path:
     if not path.name:
         raise SaveError(f"A checkpoint is a folder with a name of its own. Got {str(folder)!r}. Choose another path.")
     return path
-
-
-def _parts(snapshot: Snapshot) -> tuple[State, State, dict[str, Any]]:
-    """The state's arrays, those inside the facts, and the facts' JSON."""
-    for name in snapshot.state:
-        bare = name.removeprefix(_MODEL)
-        if bare == "__metadata__" or name.startswith(json_codec.PREFIX) or not json_codec.writable(name):
-            raise StateError(
-                f"An array's name is UTF-8 text, not '__metadata__', and does not begin with {json_codec.PREFIX!r}. "
-                f"Got {name!r}. Choose another name."
-            )
-        Form.of(snapshot.state[name], repr(name))
-    for key in snapshot.facts:
-        if type(key) is not str or not json_codec.writable(key) or key.startswith("$") or key in RESERVED:
-            raise StateError(
-                f"A fact's key is a word in UTF-8, does not begin with '$' and is none of {', '.join(RESERVED)}. "
-                f"Got {key!r}. Choose another key."
-            )
-    facts, arrays = json_codec.encode(snapshot.facts)
-    return dict(snapshot.state), arrays, facts
 
 
 def _held(file: str, named: Mapping[str, Any]) -> dict[str, Any]:
