@@ -112,7 +112,7 @@ class Member:
             into.update({action.shard: slots[action.slot] for action in _writes(program)})
         with closing(self.backend.leaves(work, into)) as leaves:  # gives back what it borrowed, whatever happens
             for shard, leaf in leaves:
-                folds[shard].push(leaf)
+                folds[shard].push(shard, leaf)
         return {node: value for fold in folds.values() for node, value in fold.nodes.items()}
 
     def evaluate(self, work: "Work") -> dict[int, Sums]:
@@ -193,9 +193,10 @@ class _Fold:
         self._add = add
         self._nodes = program.nodes
 
-    def push(self, leaf: "Node") -> None:
+    def push(self, shard: int, leaf: "Node") -> None:
         write = self._actions.pop(0)
         assert isinstance(write, tree.Write)
+        assert write.shard == shard, f"shard {shard} came where shard {write.shard} was due"  # else another tree
         self._slots[write.slot] = leaf
         while self._actions and isinstance(merge := self._actions[0], tree.Merge):
             left = self._slots[merge.left]
