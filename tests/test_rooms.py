@@ -15,7 +15,8 @@ FRAMEWORKS = {"torch", "jax", "flax", "optax", "tensorflow", "keras", "mxnet"}
 # A backend knows neither the loop nor how many devices there are.
 ABOVE_THE_SEAM = "lockstep.training lockstep.processes lockstep.core.plan"
 # A backend packs its own model for the workers.
-SEAM = "cloudpickle ml_dtypes lockstep.errors lockstep.core lockstep.backends.base"
+SEAM = "cloudpickle ml_dtypes lockstep.errors lockstep.core lockstep.backends.base lockstep.backends.pickling"
+SEAM += " lockstep.backends.change_detector lockstep.backends.host_vectors"
 # Of Keras's optimizers and losses, without Keras: TensorFlow's own variables and functions go with them too.
 KERAS = "lockstep.backends.keras_optimizer_state lockstep.backends.loss_denominator"
 

@@ -61,7 +61,7 @@ class Autosave:
     def save(self, step: int, take: Take, keep: bool = False) -> None:
         """Copy the state and have it written; if the disk is slow, a newer copy takes its place unless it is kept."""
         if self.writes:
-            copy = take().sealed()
+            copy = take().freeze()
             self._writer.submit(lambda: self._store.save(copy, step), keep)
 
     def finish(self) -> None:
@@ -100,7 +100,7 @@ class Beginning:
             self._autosave.save(run.step, lambda: replace(snapshot, facts={**snapshot.facts, **decided}))
 
     def _copy(self) -> Snapshot | None:
-        return self._take().sealed() if self._autosave.writes else None
+        return self._take().freeze() if self._autosave.writes else None
 
 
 def starts_anew(saved: Snapshot, run: Run, batch_size: Any, num_devices: int) -> bool:

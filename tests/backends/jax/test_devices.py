@@ -4,6 +4,7 @@ import collections
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from flax import nnx
 
 import lockstep
 from backends.kits import jax as kit
+from lockstep.backends import host_vectors
 from lockstep.backends.jax import compile_cache, devices
 from lockstep.errors import DeviceError, ExactError
 
@@ -239,3 +241,20 @@ def test_arrays_bound_to_a_device_ask_for_a_line_at_the_beginning():
     given = eval(f"dict({wanted.removesuffix(')')})")
     assert script(4, bound, **given) == ["4 True"]  # the line itself
     assert ExactError.__name__ == "ExactError"
+
+
+def test_a_gpu_is_told_by_its_model_and_its_platform(monkeypatch):
+    """Without a GPU: the names that JAX would give are put in their places."""
+    client = SimpleNamespace(platform_version="cuda 12080")
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(device_kind="NVIDIA H200", client=client)])
+    found = devices.read_versions(["cuda:0"])
+    assert (found["device model"], found["platform"], found["jax"]) == ("NVIDIA H200", "cuda 12080", jax.__version__)
+    assert "XLA's CPU threads" not in found
+
+
+def test_one_process_allocates_no_partial_sums_on_the_host(monkeypatch):
+    """They stay on the devices; only an exchange with other processes needs memory of the host."""
+    monkeypatch.setattr(host_vectors, "allocate", lambda *memory: pytest.fail("host memory was allocated"))
+    with lockstep.wrap(Net(), optax.adam(0.1), LOSS, devices=2, shards=8) as trainer:
+        assert len(trainer.devices) == 2
+        assert np.isfinite(trainer.step((X, Y), verbose=0)["loss"])

@@ -281,9 +281,9 @@ def test_a_state_of_another_model():
     trainer = wrapped()
     trainer.step((X, Y))
     state = trainer.state()
-    with pytest.raises(StateError, match="The state does not fit this model, which has no 'odd'"):
+    with pytest.raises(StateError, match="The checkpoint does not fit this model: 'odd' is not in the model"):
         trainer.load_state({**state, "model.odd": state["model.bias"]})
-    with pytest.raises(StateError, match=r"The state does not fit this optimizer, which has no '0.count'"):
+    with pytest.raises(StateError, match=r"does not fit this optimizer: '0.count' is not in the optimizer"):
         trainer.load_state({**state, "optimizer.0.count": state["model.bias"]})
 
 

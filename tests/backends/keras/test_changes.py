@@ -192,7 +192,7 @@ def test_slots_go_with_their_weights_in_whatever_order_these_come():
     weights = {"kernel": layer.kernel, "bias": layer.bias, "kernel.2": namesake.kernel, "bias.3": namesake.bias}
     turned = dict(reversed(weights.items()))
     found, again = (
-        {name: id(slot) for name, slot in keras_optimizer_state.of(optimizer, each).items()}
+        {name: id(slot) for name, slot in keras_optimizer_state.name_variables(optimizer, each).items()}
         for each in (weights, turned)
     )
     assert found == again

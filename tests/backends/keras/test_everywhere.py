@@ -9,7 +9,7 @@ import pytest
 from keras import layers, ops
 
 import lockstep
-from lockstep.errors import BatchError
+from lockstep.errors import BatchError, StateError
 
 # Keras's own arrays, under numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -374,3 +374,28 @@ def test_weights_of_both_signs_may_cancel_in_a_shard():
         assert trainer.step((X, Y, weights))["loss"] == pytest.approx(float(np.ravel(expected)[0]), rel=1e-4)
     for one, other in zip(model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("part", ["model", "optimizer"])
+@pytest.mark.parametrize("kind", ["shape", "dtype", "missing", "extra"])
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(part, kind):
+    with lockstep.wrap(made(layers.Dense(8)), devices=1, shards=2) as trainer:
+        trainer.step((X, Y), verbose=0)
+        before, state = trainer.digest(), trainer.state()
+        name = next(name for name, array in state.items() if name.startswith(f"{part}.") and array.data.ndim == 2)
+        short, array = re.escape(repr(name.partition(".")[2])), state[name]
+        bad = {key: each._replace(data=np.asarray(each.data + 1)) for key, each in state.items() if key != name}
+        if kind == "shape":
+            bad[name] = array._replace(data=array.data[:, 1:])
+            message = rf"{short} is \(6, 7\) in the checkpoint and \(6, 8\) in the {part}\."
+        elif kind == "dtype":
+            bad[name] = array._replace(data=array.data.astype("float64"), dtype="float64")
+            message = f"{short} is float64 in the checkpoint and float32 in the {part}."
+        elif kind == "missing":
+            message = f"{short} is missing from the checkpoint."
+        else:
+            bad |= {name: array, f"{name}x": array}
+            message = f"{short[:-1]}x' is not in the {part}."
+        with pytest.raises(StateError, match=f"^The checkpoint does not fit this {part}: {message}"):
+            trainer.load_state(bad)
+        assert trainer.digest() == before

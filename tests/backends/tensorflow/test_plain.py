@@ -1,6 +1,9 @@
 """Plain TensorFlow: what is refused, and what the data sets give."""
 
 import contextlib
+import os
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -242,3 +245,31 @@ def test_the_loss_of_an_output_is_one_number_or_one_per_example():
     expected = float(tf.reduce_mean(losing(None)(X)["loss"]))
     with trainer(losing(None)) as whole:
         assert whole.step(X)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_cpu_is_told_by_versions_threads_and_onednn():
+    found = settings.read_versions("cpu:0")
+    assert found == {
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "TensorFlow's intra-op threads": str(settings.num_threads()),
+        "oneDNN": "on" if settings.uses_onednn() else "off",
+    }
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_onednn_is_what_the_environment_says(switch):
+    code = "from lockstep.backends.tensorflow import settings; print(settings.read_versions('cpu:0')['oneDNN'])"
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": switch, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == {"0": "off", "1": "on"}[switch]
+
+
+def test_a_gpu_is_told_by_its_model_and_its_libraries(monkeypatch):
+    """Without a GPU: the names that TensorFlow would give are put in their places."""
+    details = {"first": {}, "second": {"device_name": "NVIDIA H200", "compute_capability": (9, 0)}}
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: list(details))
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", details.__getitem__)
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {"cuda_version": "12.5.1", "cudnn_version": "9"})
+    found = settings.read_versions("gpu:1")
+    assert (found["device model"], found["CUDA"], found["cuDNN"]) == ("NVIDIA H200", "12.5.1", "9")

@@ -285,6 +285,45 @@ def test_a_state_that_does_not_fit_turns_nothing(tmp_path):
     one = wrapped(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 10)))
     two = wrapped(lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(64, 10, bias=False)))
     one.save(tmp_path / "saved")
-    with pytest.raises(StateError, match="The state does not fit this model"):
+    with pytest.raises(StateError, match=r"The checkpoint does not fit this model: '1.bias' is not in the model"):
         two.restore(tmp_path / "saved")
     assert two.model[0].p == 0.2
+
+
+def test_a_parameter_may_have_no_optimizer_state_and_starts_anew_then():
+    """As in a state that was saved while the parameter was frozen."""
+    trainer = wrapped()
+    trainer.step((x[:64], y[:64]))
+    trainer.load_state({name: array for name, array in trainer.state().items() if "optimizer.0.weight." not in name})
+    first = trainer.model[0]
+    assert first.weight not in trainer.optimizer.state
+    assert first.bias in trainer.optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("optimizer.0.weight.exp_avg"), "'0.weight.exp_avg' is missing from the checkpoint."),
+        (
+            lambda state: state.update({"optimizer.5.weight.step": state["optimizer.0.weight.step"]}),
+            "'5.weight.step' is not in the optimizer.",
+        ),
+    ],
+    ids=["a part of it", "another parameter's"],
+)
+def test_the_optimizer_state_of_a_parameter_is_whole(change, message):
+    trainer = wrapped()
+    trainer.step((x[:64], y[:64]))
+    before, state = trainer.digest(), trainer.state()
+    change(state)
+    with pytest.raises(StateError, match=f"^The checkpoint does not fit this optimizer: {message}"):
+        trainer.load_state(state)
+    assert trainer.digest() == before
+
+
+def test_a_tensor_of_the_loss_that_is_not_there_is_refused():
+    criterion = nn.CrossEntropyLoss(weight=torch.ones(10))
+    net = plain()
+    trainer = lockstep.wrap(net, torch.optim.SGD(net.parameters(), 0.1), criterion, devices=1)
+    with pytest.raises(StateError, match=r"does not fit this model: 'loss\.weight' is not in the model\."):
+        wrapped(optimizer=torch.optim.SGD).load_state(trainer.state())

@@ -511,7 +511,7 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_slots_that_are_no_parameters():
+def test_keys_of_the_optimizer_state_that_are_no_parameters():
     net = nn.Linear(5, 3)
     trainer = lockstep.wrap(net, Counting(net.parameters(), lr=0.1), nn.CrossEntropyLoss(), devices=1, shards=4)
     trainer.step((X, Y))
@@ -519,8 +519,8 @@ def test_slots_that_are_no_parameters():
         with pytest.raises(OptimizerError) as caught:
             use()
         assert str(caught.value) == (
-            "An optimizer keeps its slots by the model's parameters. Got slots for 'global', which would be in no "
-            "checkpoint. Keep numbers in a parameter group or in the optimizer's own attributes."
+            "The keys of optimizer.state must be the model's parameters. Got 'global', whose state no checkpoint "
+            "would hold. Keep numbers in a parameter group or in the optimizer's own attributes."
         )
 
 
