@@ -23,7 +23,7 @@ from lockstep.core.metrics import Column, Sums
 from lockstep.data.source import Source
 from lockstep.display.verbosity import create_displays
 from lockstep.errors import ArgumentError, BatchError, ExactError, StateError
-from lockstep.launch.termination import StopRequested, Termination
+from lockstep.launch.signals import StopRequested, Termination
 from lockstep.reading import DEFAULT_BATCH_SIZE
 from lockstep.saver import Saver, say
 from lockstep.validation import Validation
@@ -271,7 +271,7 @@ class Fit:
         return stop
 
     def batches(self, start: int) -> Iterator[Any]:
-        return self._termination.over(lambda: self._batches(start))
+        return self._termination.iterate(lambda: self._batches(start))
 
     def _batches(self, start: int) -> Iterator[Any]:
         train, epoch = self._train, self._trainer._run.epoch
@@ -323,7 +323,9 @@ class Fit:
     def validate(self) -> Mapping[str, float]:
         assert self._validation is not None
         assert self._asked.validation is not None
-        return forward.evaluate(self._trainer, self._validation, self._termination.over, self._asked.validation.steps)
+        return forward.evaluate(
+            self._trainer, self._validation, self._termination.iterate, self._asked.validation.steps
+        )
 
     def record(self, epoch: int, logs: Mapping[str, float], seconds: float) -> None:
         self._trainer._run.epoch += 1

@@ -69,7 +69,7 @@ def _as_weights(given: Any) -> Any:
 def _open(trainer: "Trainer[Any]", data: Any, size: int, shuffle: bool) -> Source:
     backend, seed = trainer._backend, trainer._run.seed
     own: Source | None = backend.source(data, size, shuffle, seed)
-    return source.of(read_arrays(trainer, data), size, shuffle, seed) if own is None else own
+    return source.open_source(read_arrays(trainer, data), size, shuffle, seed) if own is None else own
 
 
 def read_arrays(trainer: "Trainer[Any]", data: Any) -> Any:

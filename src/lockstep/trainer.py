@@ -20,7 +20,7 @@ from lockstep.core.reduction import Reduction
 from lockstep.core.scores import Scores
 from lockstep.core.time_breakdown import Breakdown
 from lockstep.data import source
-from lockstep.data.class_weights import weighed
+from lockstep.data.class_weights import add_class_weights
 from lockstep.devices import is_cpu
 from lockstep.display.verbosity import PassLine, level
 from lockstep.errors import StateError
@@ -154,7 +154,7 @@ class Trainer(Generic[Model]):
 
         def read() -> source.Source:
             found = self._source(data, batch_size, shuffle, DEFAULT_BATCH_SIZE)
-            return weighed(found, class_weight, self._backend.host)
+            return add_class_weights(found, class_weight, self._backend.host)
 
         return fitting.fit(self, read, asked)
 
@@ -179,7 +179,7 @@ class Trainer(Generic[Model]):
                 )
             return self._backend.norm(member.total)
 
-        found = self._metric_objects.of_batch(*forward.outputs(self)) if self._metric_objects else dict
+        found = self._metric_objects.compute_later(*forward.outputs(self)) if self._metric_objects else dict
         return Logs(sums, self._backend.columns, norm, found)
 
     def _train(self, batch: Any) -> Sums:
@@ -342,12 +342,12 @@ class Trainer(Generic[Model]):
 
     def digest(self) -> str:
         """The sha256 of the whole state: equal digests, equal bits. Also checks that all replicas agree."""
-        whole = digest.of_state(self.digests(), self._run.step)
+        whole = digest.hash_state(self.digests(), self._run.step)
         return whole if self.exact else f"inexact:{whole}"
 
     def digests(self) -> dict[str, str]:
         """The sha256 of every array of the state, by name."""
-        return digest.agreed(self._everyone("digests"), self.devices, self._run.step)
+        return digest.check_equal(self._everyone("digests"), self.devices, self._run.step)
 
     @explain_arguments
     def verify(

@@ -10,7 +10,7 @@ from lockstep import keywords
 from lockstep.core import batches, digest, plan
 from lockstep.core.arguments import show
 from lockstep.data import source
-from lockstep.devices import alike, is_cpu
+from lockstep.devices import choose_similar, is_cpu
 from lockstep.errors import DivergedError, ExactError, PlanError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def of(trainer: "Trainer[Any]", data: Any, steps: int, devices: Sequence[int], b
         raise PlanError(f"verify makes 1 step or more. Got steps={show(steps)}. Use steps=5.")
     if trainer._open_team is not None and not trainer._open_team.closed:
         trainer._backend.controls()  # refuses what its own workers lack, before others are started that have it
-    chosen = source.first(trainer._source(data, batch_size, shuffle=True), steps)
+    chosen = source.read_batches(trainer._source(data, batch_size, shuffle=True), steps)
     run, backend = trainer._run, trainer._backend
     accelerated = not is_cpu(trainer._devices[0])
     shards = run.shards or plan.default_shards(batches.count(chosen[0]), max(devices), accelerated)
@@ -68,7 +68,7 @@ def of(trainer: "Trainer[Any]", data: Any, steps: int, devices: Sequence[int], b
 
     def on(count: int) -> "Trainer[Any]":
         backend.load(state)
-        names = alike(trainer._devices, count)
+        names = choose_similar(trainer._devices, count)
         other = type(trainer)(trainer._recipe, backend, trainer._start, names, replace(run, shards=shards))
         other._opening_shown = True  # nobody trains here: whoever verifies says what came of it
         if len(other.devices) != count:
@@ -98,7 +98,7 @@ def verify(
             for batch in batches:
                 trainer.step(batch)
                 found.append(trainer.digests())
-        result[count] = tuple(digest.of_state(each, step) for step, each in enumerate(found, start=1))
+        result[count] = tuple(digest.hash_state(each, step) for step, each in enumerate(found, start=1))
         reference = reference or found
         difference = _difference(reference, found)
         if difference is not None:

@@ -21,7 +21,7 @@ from lockstep.core.layout import ALIGNMENT
 from lockstep.core.metrics import FIRST_METRIC
 from lockstep.core.options import Options
 from lockstep.errors import ModelError, NonFiniteError, StateError
-from metric_samples import Order
+from metric_object_samples import Order
 
 TOLERANCE = 1e-12
 KITS = {
@@ -221,13 +221,13 @@ def contents(backend, node):
 
 def step(backend, work):
     """One step without any exchange."""
-    nodes = {tree.Node(i, i + 1): leaf for i, leaf in leaves(backend, work).items()}
+    nodes = {tree.Span(i, i + 1): leaf for i, leaf in leaves(backend, work).items()}
     with backend.computing(work):
         backend.update(backend.finish(nodes, work.num_shards), work)
 
 
 def digests(backend):
-    return digest.of_arrays(backend.state())
+    return digest.hash_arrays(backend.state())
 
 
 def filled(backend, seed, change=lambda values: values * 1000):
@@ -265,7 +265,7 @@ def test_leaves_yield_every_shard_with_examples(kit, num_examples):
 
 
 @kits
-def test_a_shard_alone_gives_its_leaf_to_the_bit(kit):
+def test_one_shard_alone_has_the_same_partial_sum(kit):
     """Whoever computes a shard, and whatever it computed before."""
     _, backend = opened(kit, dropout=0.3)
     together = leaves(backend, work())
@@ -275,7 +275,7 @@ def test_a_shard_alone_gives_its_leaf_to_the_bit(kit):
 
 
 @kits
-def test_leaves_change_nothing(kit):
+def test_computing_partial_sums_does_not_change_the_state(kit):
     _, backend = opened(kit)
     before = digests(backend)
     leaves(backend, work())
@@ -347,7 +347,7 @@ def test_finish_is_the_tree(kit, num_leaves):
     _, backend = opened(kit)
     nodes = [filled(backend, seed) for seed in range(num_leaves)] + [None] * (8 - num_leaves)
     expected = contents(backend, tree.fold(nodes, lambda left, right: backend.add(left, right, None)))
-    held = {tree.Node(i, i + 1): node for i, node in enumerate(nodes) if node is not None}
+    held = {tree.Span(i, i + 1): node for i, node in enumerate(nodes) if node is not None}
     assert contents(backend, backend.finish(held, 8)) == expected
 
 
@@ -368,7 +368,7 @@ def test_a_state_comes_back_to_the_bit_with_the_optimizers_slots(kit):
     step(backend, work(step=1))
     after = digests(backend)
     assert after != before
-    assert digest.of_arrays(state) == before  # a snapshot, not a view
+    assert digest.hash_arrays(state) == before  # a snapshot, not a view
     assert any(name.startswith("optimizer.") for name in state)
 
     _, other = opened(kit, OTHER)
@@ -393,7 +393,7 @@ def test_a_state_that_does_not_fit(kit):
 
 
 @kits
-def test_touched_tells_of_writing_and_loading_once(kit):
+def test_touched_reports_a_change_once(kit):
     recipe, backend = opened(kit)
     state = backend.state()
     step(backend, work())

@@ -68,13 +68,13 @@ def test_params_of_one_callback_do_not_leak_into_another() -> None:
     assert Callback().params == {}
 
 
-def test_logs_are_a_mapping_that_nobody_can_fill() -> None:
+def test_the_default_logs_are_read_only() -> None:
     assert dict(NO_LOGS) == {}
     with pytest.raises(TypeError):
         NO_LOGS["loss"] = 1.0  # type: ignore[index]
 
 
-def test_close_reaches_everyone_also_when_one_raises() -> None:
+def test_close_is_called_for_all_callbacks_even_if_one_raises() -> None:
     closed = []
 
     class Broken(Callback):
@@ -101,7 +101,7 @@ def test_close_reaches_everyone_also_when_one_raises() -> None:
         ([History()], r"Got History\(0 epochs\) at callbacks\[0\]"),  # a value, not a callback as in Keras
     ],
 )
-def test_what_is_no_callback_is_refused(callbacks: Any, message: str) -> None:
+def test_objects_that_are_no_callback_are_refused(callbacks: Any, message: str) -> None:
     with pytest.raises(LockstepError, match=message):
         Chain(callbacks, trainer=None, params=PARAMS)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from callbacks.stage import Stage, epochs, fit
+from callbacks.fake_trainer import Stage, epochs, fit
 from lockstep.callbacks import CSVLogger
 from lockstep.errors import CallbackError
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from callbacks.stage import Stage, epochs, fit
+from callbacks.fake_trainer import Stage, epochs, fit
 from lockstep.backends.numpy import SGD, Dense
 from lockstep.callbacks import EarlyStopping
 from lockstep.errors import LockstepError
@@ -133,12 +133,11 @@ def test_a_real_model_ends_with_the_bytes_of_its_best_epoch() -> None:
         ),
         (
             lambda: EarlyStopping("speed"),
-            "A monitor knows whether less or more is better. The name 'speed' does not tell. "
-            "Use mode='min' or mode='max'.",
+            "It is not known whether lower or higher values of 'speed' are better. Use mode='min' or mode='max'.",
         ),
         (
             lambda: fit(Stage(), [EarlyStopping()], epochs("loss", [1])),
-            "A monitored metric is measured every epoch. Got 'val_loss'; there is 'loss'. Give fit validation_data=.",
+            "The monitored metric 'val_loss' is not measured; the metrics are 'loss'. Call fit with validation_data=.",
         ),
     ],
 )

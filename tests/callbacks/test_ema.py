@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lockstep
-from callbacks.stage import Stage, fit
+from callbacks.fake_trainer import Stage, fit
 from lockstep.backends.base import Array
 from lockstep.backends.numpy import SGD, Dense
 from lockstep.callbacks import EMA

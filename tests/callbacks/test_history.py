@@ -68,7 +68,7 @@ def test_closing_names_the_devices(devices: tuple[str, ...], where: str) -> None
         ({}, "2 epochs"),
     ],
 )
-def test_closing_picks_the_number_that_says_most(values: dict[str, float], result: str) -> None:
+def test_the_closing_line_shows_the_most_relevant_metric(values: dict[str, float], result: str) -> None:
     assert trained(2, **values).closing() == f"{result}, 9.2 sec/epoch on 1 device: cpu:0"
 
 
@@ -97,7 +97,7 @@ def test_csv_keeps_every_digit(tmp_path: Path) -> None:
         np.testing.assert_array_equal([float(row[name]) for row in rows], column)
 
 
-def test_a_saved_history_goes_on_with_every_digit() -> None:
+def test_a_resumed_history_has_every_digit() -> None:
     whole, first, second = History(("cpu:0",)), History(("cpu:0",)), History(("cpu:0", "cpu:1"))
     epochs = [{"loss": 0.1 + 0.2}, {"loss": 1 / 3, "val_loss": 5e-324}, {"loss": math.nan}, {"val_loss": math.inf}]
     for epoch, logs in enumerate(epochs):
@@ -205,7 +205,9 @@ def test_values_read_together_share_a_panel(curves: dict[str, list[float]], expe
     assert panels(curves) == expected
 
 
-def test_without_matplotlib_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_plot_without_matplotlib_is_refused_with_the_package_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *arguments: Any, **options: Any) -> Any:

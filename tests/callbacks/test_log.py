@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from callbacks.stage import Stage, fit
+from callbacks.fake_trainer import Stage, fit
 from lockstep.callbacks import Log
 from lockstep.errors import CallbackError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from callbacks.stage import Stage, epochs, fit
+from callbacks.fake_trainer import Stage, epochs, fit
 from lockstep.callbacks import Plot, plot
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.errors import MissingExtra
@@ -108,7 +108,7 @@ def test_a_resumed_run_shows_its_whole_history(drawn: list[int], tmp_path: Path)
 
 
 @pytest.mark.parametrize(("name", "file", "start"), [("a/b", "a/b.png", PNG), ("c.svg", "c.svg", b"<?xml")])
-def test_the_ending_says_the_kind(name: str, file: str, start: bytes, tmp_path: Path) -> None:
+def test_the_file_extension_selects_the_format(name: str, file: str, start: bytes, tmp_path: Path) -> None:
     fit(Stage(), [Plot(tmp_path / name)], epochs("loss", [3]))
     assert (tmp_path / file).read_bytes().startswith(start)
 
@@ -134,7 +134,7 @@ def test_a_notebook_shows_one_picture_that_changes(tmp_path: Path, monkeypatch: 
     assert [[image[:4] for image in images] for images in shown] == [[PNG, PNG], [PNG, PNG]]
 
 
-def test_without_matplotlib_the_first_word_is_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_matplotlib_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *arguments: Any, **options: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from callbacks.stage import Stage, epochs, fit
+from callbacks.fake_trainer import Stage, epochs, fit
 from lockstep.callbacks import ReduceLROnPlateau
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.errors import CallbackError

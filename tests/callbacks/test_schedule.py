@@ -10,7 +10,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import lockstep
-from callbacks.stage import Stage, fit
+from callbacks.fake_trainer import Stage, fit
 from lockstep.callbacks import LearningRateSchedule
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.errors import CallbackError, StateError
@@ -320,6 +320,6 @@ def test_a_rate_in_a_tensor_cannot_be_saved() -> None:
     with pytest.raises(StateError) as caught:
         LearningRateSchedule(lr_scheduler.StepLR(optimizer, 1)).state_dict()
     assert str(caught.value) == (
-        "A saved state holds numbers, text, lists, tuples, dicts and arrays. Got a Tensor at scheduler['base_lrs'][0]. "
-        "Make it a number, or train without a checkpoint."
+        "scheduler['base_lrs'][0] is a Tensor, which a checkpoint cannot store. Make it a number, a string, a numpy "
+        "array, or a list, tuple or dict of these; or train without a checkpoint."
     )

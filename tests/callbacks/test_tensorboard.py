@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from callbacks.stage import Stage, fit
+from callbacks.fake_trainer import Stage, fit
 from lockstep.callbacks import TensorBoard
 from lockstep.errors import CallbackError, MissingExtra
 
@@ -58,7 +58,7 @@ def test_an_epoch_can_be_seen_when_it_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_resumed_run_takes_back_what_it_makes_again(lost: int, tmp_path: Path) -> None:
+def test_a_resumed_run_removes_events_that_it_writes_again(lost: int, tmp_path: Path) -> None:
     values = [{"loss": float(epoch), "val_loss": float(epoch)} for epoch in range(5)]
     stage = Stage()
     fit(stage, [TensorBoard(tmp_path)], values[: 2 + lost])  # crashed here
@@ -96,7 +96,7 @@ def test_tensorflow_stays_away(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
 
 
-def test_without_tensorboard_the_first_word_is_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_tensorboard_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *arguments: Any, **options: Any) -> Any:

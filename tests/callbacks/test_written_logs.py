@@ -59,7 +59,7 @@ def test_event_files_hold_the_numbers_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verbose", [1, 2])
-def test_lines_and_functions_get_words_as_they_are(verbose: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_and_functions_get_strings_unchanged(verbose: int, capsys: pytest.CaptureFixture[str]) -> None:
     fit([Writing(), Log(print)], verbose=verbose)
     shown = capsys.readouterr().out
     assert "'note': 'epoch 1'" in shown

@@ -66,7 +66,7 @@ def test_jobs_never_run_side_by_side():
     assert most == 1
 
 
-def test_a_thread_too_many_leaves_the_job_alone():
+def test_a_failing_thread_does_not_stop_the_save():
     log = []
     first = Gate(log, 1)
     writer = Writer()

@@ -33,6 +33,6 @@ def test_refused(options, rule):
 
 
 @pytest.mark.parametrize("best", ["", "speed"])
-def test_a_metric_of_which_nobody_knows_whether_more_is_better(best):
+def test_a_metric_without_a_known_direction_needs_a_mode(best):
     with pytest.raises(ModelError, match="mode='min' or mode='max'"):
         Checkpoint("ckpt", best=best)

@@ -179,7 +179,7 @@ def test_a_head_that_claims_more_than_there_is(folder):
         read(folder)
 
 
-def test_a_pipe_in_the_place_of_a_folder_keeps_nobody_waiting(tmp_path):
+def test_a_named_pipe_instead_of_a_file_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "step-00000009")
     with pytest.raises(CheckpointError, match="Not a directory"):
         read(tmp_path / "step-00000009")

@@ -62,7 +62,7 @@ def test_the_tensors_digests_are_those_of_the_state(tmp_path):
     """So that the digest of a run can be told from its manifest."""
     saved = Snapshot(snapshot().state)
     records = content(write(tmp_path / "mine", saved))["tensors"]
-    assert {name: record["sha256"] for name, record in records.items()} == digest.of_arrays(saved.state)
+    assert {name: record["sha256"] for name, record in records.items()} == digest.hash_arrays(saved.state)
 
 
 @given(
@@ -132,7 +132,7 @@ def test_a_type_that_cannot_be(tmp_path):
         write(tmp_path / "mine", Snapshot({"model.w": Array(np.zeros(1, "uint8"), "float8")}))
 
 
-def test_what_the_manifest_cannot_hold(tmp_path, monkeypatch):
+def test_values_that_a_manifest_cannot_store_are_refused(tmp_path, monkeypatch):
     with pytest.raises(StateError, match=rf"and at most {2**23} are read"):
         write(tmp_path / "mine", snapshot(long="x" * 2**23))
     with pytest.raises(
@@ -202,7 +202,7 @@ class TestOverAnOlderOne:
         assert read(tmp_path / "mine").facts["step"] == (2 if gone else 0)
 
 
-def test_a_killed_move_is_made_good(tmp_path):
+def test_an_interrupted_rename_is_repaired(tmp_path):
     """Between the two renames of the longer way, only the one that stepped aside is there."""
     write(tmp_path / "mine", snapshot(1))
     os.rename(tmp_path / "mine", tmp_path / ".mine.0123456789abcdef.previous")
@@ -217,7 +217,7 @@ def test_a_killed_move_is_made_good(tmp_path):
     assert os.listdir(tmp_path) == ["mine"]
 
 
-def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
+def test_other_folders_are_not_replaced(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     write(home, snapshot())  # an empty folder may be
@@ -237,7 +237,7 @@ def test_no_name(path, message):
         write(path, snapshot())
 
 
-def test_a_leftover_goes_when_nobody_is_at_work_on_it(tmp_path):
+def test_leftover_folders_without_a_lock_are_removed(tmp_path):
     dead = tmp_path / ".mine.0123456789abcdef.writing"
     dead.mkdir()
     (dead / "manifest.json").write_text("{")

@@ -44,7 +44,7 @@ nests = st.recursive(
 
 
 @given(nests)
-def test_what_goes_in_comes_out(nest):
+def test_values_are_restored_unchanged(nest):
     value, aside = encode(nest)
     words = json.dumps(value, allow_nan=False)
     assert same(decode(json.loads(words), aside), nest)
@@ -96,7 +96,7 @@ class Colour(enum.IntEnum):
     ],
     ids=repr,
 )
-def test_what_is_not_plain_is_refused_by_its_place(value, kind):
+def test_values_that_are_not_plain_are_refused_with_their_path(value, kind):
     with pytest.raises(StateError) as caught:
         encode({"callbacks": [0, {"x": (1, value)}]})
     assert f"Got {kind}" in str(caught.value)
@@ -120,7 +120,7 @@ def test_a_key_that_is_not_plain():
         encode({"seen": {frozenset(): 1}})
 
 
-def test_a_value_that_holds_itself():
+def test_a_value_that_contains_itself_is_refused():
     value = []
     value.append(value)
     with pytest.raises(StateError, match="nested at most 64 deep"):
@@ -150,7 +150,7 @@ def test_as_deep_as_allowed():
     ],
     ids=repr,
 )
-def test_what_was_never_encoded(value):
+def test_invalid_encodings_are_refused(value):
     speaks = value == 1 or "facts" in repr(value)
     aside = {"facts.0": Array(np.zeros(1), "float64"), "facts.short": Array(np.zeros(1, "int16"), "bfloat16")}
     with pytest.raises(ValueError):  # noqa: PT011

@@ -58,7 +58,7 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_forked_child_keeps_nothing_back(tmp_path):
+def test_a_forked_child_does_not_keep_the_lock(tmp_path):
     """It has the same open file; a DataLoader's worker may outlive the save."""
     command = [sys.executable, "-c", FORK, str(tmp_path / "lock")]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout == "True\n"

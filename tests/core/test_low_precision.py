@@ -1,4 +1,4 @@
-"""Short floats: exact on the way up, to the nearest even on the way down. PyTorch is the judge."""
+"""Short float types: exact widening, and narrowing as in PyTorch."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def held(bits, dtype):
 
 
 @pytest.mark.parametrize("dtype", SHORT)
-def test_every_value_widens_as_in_torch_and_comes_back(dtype):
+def test_every_value_widens_as_in_torch_and_narrows_back(dtype):
     wide = widen(held(EVERY, dtype), dtype)
     assert wide.dtype == np.float32
     np.testing.assert_array_equal(wide, tensor(EVERY, dtype).float().numpy())
@@ -42,7 +42,7 @@ def test_narrowing_rounds_as_torch_does(dtype):
 
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0xFFFFFFFF, 0x7FC00000, 0xFF800001])
-def test_a_nan_stays_one(bits):
+def test_a_nan_stays_a_nan(bits):
     value = np.array([bits], np.uint32).view(np.float32)
     for dtype in SHORT:
         assert np.isnan(widen(narrow(value, dtype), dtype)).all()
@@ -50,7 +50,7 @@ def test_a_nan_stays_one(bits):
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3), (1, 1, 1)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64", "complex64"])
-def test_shapes_stay_and_arrays_stay_arrays(shape, dtype):
+def test_shapes_and_array_types_are_kept(shape, dtype):
     data = np.ones(shape, "int16" if dtype == "bfloat16" else dtype)
     wide = widen(data, dtype)
     back = narrow(wide, dtype)
@@ -61,7 +61,7 @@ def test_shapes_stay_and_arrays_stay_arrays(shape, dtype):
     assert back.tobytes() == data.tobytes()
 
 
-def test_what_is_wide_enough_is_not_copied():
+def test_wide_types_are_not_copied():
     data = np.ones(3, "float64")
     assert widen(data, "float64") is data
     assert narrow(data, "float64") is data

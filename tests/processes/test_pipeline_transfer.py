@@ -51,9 +51,9 @@ def test_what_arrives_may_be_written_to_and_nobody_else_sees_it():
     pipeline = made()
     rows = shipper.numbered(Rows(pipeline, 0, 0, 4))
     shipped.take(shipper.freight())
-    shipped.known(rows).pipeline.base.opened[:] = -1
+    shipped.known(rows).pipeline.input.arrays[:] = -1
     again = PipelineReceiver()
     shipper.again()
     again.take(shipper.freight())
-    assert again.known(rows).pipeline.base.opened.tolist() == list(range(8))
+    assert again.known(rows).pipeline.input.arrays.tolist() == list(range(8))
     shipper.close()

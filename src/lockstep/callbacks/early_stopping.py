@@ -62,10 +62,10 @@ class EarlyStopping(Callback):
         if value is None or epoch < self.start_from_epoch:
             return
         self.wait += 1
-        if self.monitor.better(value, self.best):
+        if self.monitor.is_better(value, self.best):
             self.best = value
             self._keep(epoch)
-            if self.baseline is None or self.monitor.better(value, self.baseline):
+            if self.baseline is None or self.monitor.is_better(value, self.baseline):
                 self.wait = 0
             return
         if self.best_epoch is None:  # NaN so far, and still the best there is

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.callbacks.rates import changeable
-from lockstep.core.plain_values import like, plain
+from lockstep.core.plain_values import restore_types, to_plain
 from lockstep.errors import CallbackError
 
 
@@ -158,10 +158,10 @@ class Stepped:
         self._scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"scheduler": plain(self._scheduler.state_dict(), "scheduler")}
+        return {"scheduler": to_plain(self._scheduler.state_dict(), "scheduler")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._scheduler.load_state_dict(like(self._scheduler.state_dict(), state["scheduler"]))
+        self._scheduler.load_state_dict(restore_types(self._scheduler.state_dict(), state["scheduler"]))
 
 
 def _takes_rate(function: Any) -> bool:

@@ -68,7 +68,7 @@ def write(folder: str | os.PathLike[str], snapshot: Snapshot) -> Path:
     state, arrays, facts = _parts(snapshot)
     state |= arrays
     forms = {name: Form.of(array, repr(name)) for name, array in state.items()}
-    digests = digest.of_arrays(state)
+    digests = digest.hash_arrays(state)
     content: dict[str, Any] = {**facts, "files": {}}
     content["tensors"] = {name: form.record() | {"sha256": digests[name]} for name, form in forms.items()}
     target = _target(folder)
@@ -168,7 +168,7 @@ def _read(folder: Folder, stack: ExitStack) -> Snapshot:
             found = _arrays(opened[name], _held(name, forms), sizes[name])
             state |= {prefix + key: array for key, array in found.items()}
     with _blaming(path / MANIFEST):
-        for name, sha256 in digest.of_arrays(state).items():
+        for name, sha256 in digest.hash_arrays(state).items():
             if sha256 != digests[name]:
                 raise ValueError(f"the sha256 of {name!r:.100} is another in the file")
         inside = {name: state.pop(name) for name in forms if name.startswith(json_codec.PREFIX)}

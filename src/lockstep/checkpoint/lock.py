@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lockstep.core.file_lock import alone, named
+from lockstep.core.file_lock import has_name, try_lock_exclusive
 
 if sys.platform != "win32":
     import fcntl
@@ -26,7 +26,7 @@ def held(path: Path) -> Iterator[bool]:
     # Open for writing: over NFS, only such a file can be locked.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        mine = (not AVAILABLE or alone(descriptor)) and named(descriptor, path)
+        mine = (not AVAILABLE or try_lock_exclusive(descriptor)) and has_name(descriptor, path)
         try:
             yield mine
         finally:

@@ -1,12 +1,12 @@
-"""Locks on open files: they end with the process that has them, however it ends."""
+"""Advisory locks on open files. The kernel releases them when the process ends, in whatever way."""
 
 import os
 from pathlib import Path
 
 
-def alone(descriptor: int) -> bool:
-    """Locks a file where nobody else has; tells whether that was so."""
-    import fcntl  # not on every platform, and only who shares files needs it
+def try_lock_exclusive(descriptor: int) -> bool:
+    """Takes an exclusive lock if no other process has a lock; returns whether it was taken."""
+    import fcntl  # imported here, because some platforms lack it and most scripts do not need it
 
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -15,15 +15,18 @@ def alone(descriptor: int) -> bool:
     return True
 
 
-def together(descriptor: int) -> None:
-    """Locks a file against those who want it alone; waits for one who has it so."""
+def lock_shared(descriptor: int) -> None:
+    """Takes a shared lock; blocks while another process holds the exclusive one."""
     import fcntl
 
     fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
-def named(descriptor: int, path: Path) -> bool:
-    """Whether the open file still has its name: another may have renamed or removed it before the lock was there."""
+def has_name(descriptor: int, path: Path) -> bool:
+    """Returns whether the open file is still the one at `path`.
+
+    Another process may have renamed or removed it before the lock was taken.
+    """
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

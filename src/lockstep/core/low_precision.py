@@ -1,8 +1,7 @@
-"""Bfloats: the short float types, to a type that numpy computes in and back.
+"""Conversion between the short float types and the type that numpy computes in.
 
-numpy has no bfloat16: its bytes travel as int16. A bfloat16 is the upper half of a
-float32, so widening is exact; narrowing rounds to the nearest, ties to even, as
-the frameworks do.
+numpy has no bfloat16, so its bytes are stored as int16. A bfloat16 is the upper half of a float32, so widening is
+exact; narrowing rounds to the nearest, ties to even, as the frameworks do.
 """
 
 from typing import Any
@@ -18,15 +17,15 @@ WIDE = {
     "complex64": "complex64",
     "complex128": "complex128",
 }
-"""The type in which numbers of a floating type are computed."""
+"""The type in which numpy computes with numbers of each floating type."""
 
-QUIET = np.uint32(0x0040_0000)  # the bit that keeps a NaN one whose other bits are cut off
-HALF = np.uint32(0x7FFF)  # just below half of the last bit that stays
+QUIET = np.uint32(0x0040_0000)  # the quiet bit: keeps a truncated NaN a NaN
+HALF = np.uint32(0x7FFF)  # just below half of the last bit that is kept
 SHIFT = np.uint32(16)
 
 
 def is_float(dtype: str) -> bool:
-    """Whether arrays of this type hold numbers that can be averaged.
+    """Returns whether this is a floating or complex type.
 
     >>> is_float("bfloat16"), is_float("float64"), is_float("int64")
     (True, True, False)
@@ -35,20 +34,20 @@ def is_float(dtype: str) -> bool:
 
 
 def widen(data: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """The same numbers in float32 or wider; an array that is wide enough is given back itself.
+    """Converts numbers to float32 or wider; returns an array that is wide enough itself.
 
     >>> widen(np.array([0x3FC0], "int16"), "bfloat16")
     array([1.5], dtype=float32)
     """
     if dtype == "bfloat16":
         bits = data.view(np.uint16).astype(np.uint32)
-        bits <<= SHIFT  # in place, for numpy makes a scalar of an expression without axes
+        bits <<= SHIFT  # in place, because numpy converts the result of an expression without axes to a scalar
         return bits.view(np.float32)
     return data.astype(WIDE[dtype], copy=False)
 
 
 def narrow(data: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """The nearest numbers of type `dtype`, ties to even; beyond its range, infinity.
+    """Rounds numbers to type `dtype`, ties to even; numbers beyond its range become infinity.
 
     >>> [hex(bits) for bits in narrow(np.array([1.5, 1.00390625, 1.01171875], "float32"), "bfloat16")]
     ['0x3fc0', '0x3f80', '0x3f82']

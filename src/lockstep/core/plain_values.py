@@ -1,43 +1,44 @@
-"""Plain: a foreign object's state as a checkpoint may hold it, and back.
+"""Conversion of a foreign object's state to plain values that a checkpoint can store, and back.
 
-A checkpoint holds numbers, text, lists, tuples, dicts and arrays; no pickle is ever
-read. A framework's scheduler may keep a `Counter` or a function among its numbers:
-the first travels as a dict, the second is the script's and stays with it. A loader may
-keep torch's tensors, which travel as arrays with a mark.
+A checkpoint stores numbers, strings, lists, tuples, dicts and arrays; no pickle is ever read. A scheduler's state may
+contain a `Counter`, which is stored as a dict, or a function, which is left out because the script defines it. A
+loader's state may contain a framework's arrays, which are stored as numpy arrays with a mark.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 
+from lockstep.core import framework_hooks
 from lockstep.errors import StateError
 
 PLAIN = (bool, int, float, str, type(None))
-_TENSOR = "lockstep:tensor"
 
 
 def refuse(value: Any, where: str) -> NoReturn:
-    """Raises: this is nothing that a checkpoint may hold."""
+    """Raises: a checkpoint cannot store this value."""
     raise StateError(
-        f"A saved state holds numbers, text, lists, tuples, dicts and arrays. Got a {type(value).__name__} at {where}. "
-        "Make it a number, or train without a checkpoint."
+        f"{where} is a {type(value).__name__}, which a checkpoint cannot store. Make it a number, a string, a numpy "
+        "array, or a list, tuple or dict of these; or train without a checkpoint."
     )
 
 
-def marked(value: Any, where: str) -> Any:
-    """One of torch's tensors as an array with a mark, which `native` knows."""
-    return {_TENSOR: value.detach().cpu().numpy().copy()} if hasattr(value, "detach") else refuse(value, where)
+def mark_array(value: Any, where: str) -> Any:
+    """Returns a framework's array as a numpy array with a mark, for `restore_arrays`; refuses anything else."""
+    for hooks in framework_hooks.list_imported():
+        if isinstance(value, hooks.ARRAY_TYPES):
+            return {hooks.ARRAY_MARK: hooks.to_numpy(value)}
+    return refuse(value, where)
 
 
-def plain(value: Any, where: str = "", other: Callable[[Any, str], Any] = refuse) -> Any:
-    """A copy in plain types; functions in a dict are left out. `where` names the value in an error.
+def to_plain(value: Any, where: str = "", convert_other: Callable[[Any, str], Any] = refuse) -> Any:
+    """Returns a copy in plain types; functions in a dict are left out.
 
-    `other` says what becomes of a value that is not plain.
+    `where` names the value in an error. `convert_other` converts a value that is not plain.
 
     >>> from collections import Counter
-    >>> plain({"milestones": Counter([3, 5]), "rates": [np.float64(0.5)], "function": print})
+    >>> to_plain({"milestones": Counter([3, 5]), "rates": [np.float64(0.5)], "function": print})
     {'milestones': {3: 1, 5: 1}, 'rates': [0.5]}
     """
     if type(value) in PLAIN:
@@ -47,34 +48,37 @@ def plain(value: Any, where: str = "", other: Callable[[Any, str], Any] = refuse
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, Mapping):
-        return {key: plain(item, f"{where}[{key!r}]", other) for key, item in value.items() if not callable(item)}
+        return {
+            key: to_plain(item, f"{where}[{key!r}]", convert_other) for key, item in value.items() if not callable(item)
+        }
     if isinstance(value, list | tuple):
-        items = [plain(item, f"{where}[{index}]", other) for index, item in enumerate(value)]
+        items = [to_plain(item, f"{where}[{index}]", convert_other) for index, item in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
-    return other(value, where)
+    return convert_other(value, where)
 
 
-def like(model: Any, value: Any) -> Any:
-    """A plain value with the types that `model`, an example of it, has.
+def restore_types(example: Any, value: Any) -> Any:
+    """Returns a plain value with the container types of `example`.
 
     >>> from collections import Counter
-    >>> like({"milestones": Counter()}, {"milestones": {3: 1, 5: 1}})
+    >>> restore_types({"milestones": Counter()}, {"milestones": {3: 1, 5: 1}})
     {'milestones': Counter({3: 1, 5: 1})}
     """
-    if isinstance(model, Mapping) and isinstance(value, Mapping):
-        items = {key: like(model.get(key), item) for key, item in value.items()}
-        return items if type(model) is dict else type(model)(items)  # type: ignore[call-arg]
-    if isinstance(model, list) and isinstance(value, list) and len(model) == len(value):
-        return [like(example, item) for example, item in zip(model, value, strict=True)]
+    if isinstance(example, Mapping) and isinstance(value, Mapping):
+        items = {key: restore_types(example.get(key), item) for key, item in value.items()}
+        return items if type(example) is dict else type(example)(items)  # type: ignore[call-arg]
+    if isinstance(example, list) and isinstance(value, list) and len(example) == len(value):
+        return [restore_types(*pair) for pair in zip(example, value, strict=True)]
     return value
 
 
-def native(value: Any) -> Any:
-    """A plain value, the arrays that were marked as tensors again."""
+def restore_arrays(value: Any) -> Any:
+    """Returns a plain value in which arrays with a mark are the framework's arrays again."""
     if isinstance(value, Mapping):
-        if _TENSOR in value:
-            return sys.modules["torch"].from_numpy(np.array(value[_TENSOR]))
-        return {key: native(item) for key, item in value.items()}
+        for hooks in framework_hooks.list_imported():
+            if hooks.ARRAY_MARK in value:
+                return hooks.from_numpy(value[hooks.ARRAY_MARK])
+        return {key: restore_arrays(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(native(item) for item in value)
+        return type(value)(restore_arrays(item) for item in value)
     return value

@@ -14,7 +14,7 @@ from lockstep.core import digest, tree
 from lockstep.core.batches import Rows, count, transform
 from lockstep.core.metrics import DIVIDED, WEIGHT, Sums
 from lockstep.core.reduction import Reduction, judge
-from lockstep.core.time_breakdown import Laps
+from lockstep.core.time_breakdown import Stopwatch
 from lockstep.errors import NonFiniteError, PeerFailed
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Member:
     ) -> None:
         self.backend = backend
         self.exchange = exchange
-        self.laps = Laps(clock)
+        self.laps = Stopwatch(clock)
         self._uninterrupted = uninterrupted
         self._read = read
         self._turn = turn
@@ -100,7 +100,7 @@ class Member:
             )
         return total, sums
 
-    def _nodes(self, work: "Work") -> "dict[tree.Node, Node]":
+    def _nodes(self, work: "Work") -> "dict[tree.Span, Node]":
         """The partial sums of this process: every leaf computed, every merge made that the tree allows."""
         layout = self.backend.layout(work.phase)
         folds = {}
@@ -155,7 +155,7 @@ class Member:
 
     def digests(self, work: "Work") -> dict[int, dict[str, str]]:
         """The digest of every array of the state, as each of this process's replicas has it."""
-        return dict(zip(work.pieces, digest.of_copies(self.backend.copies()), strict=True))
+        return dict(zip(work.pieces, digest.hash_copies(self.backend.copies()), strict=True))
 
     def copies(self, work: "Work") -> "dict[int, Array]":
         """The array that a batch names, as each of this process's replicas has it."""
@@ -187,11 +187,13 @@ def filled(work: "Work", read: Read) -> "Work":
 class _Fold:
     """A program being run: leaves come in, merges are made as soon as both sides are there."""
 
-    def __init__(self, program: tree.Program, slots: "list[Node]", add: "Callable[[Node, Node, Node], Node]") -> None:
+    def __init__(
+        self, program: tree.MergeProgram, slots: "list[Node]", add: "Callable[[Node, Node, Node], Node]"
+    ) -> None:
         self._actions = list(program.actions)
         self._slots = list(slots)
         self._add = add
-        self._nodes = program.nodes
+        self._nodes = program.spans
 
     def push(self, leaf: "Node") -> None:
         write = self._actions.pop(0)
@@ -203,9 +205,9 @@ class _Fold:
             self._actions.pop(0)
 
     @property
-    def nodes(self) -> "Mapping[tree.Node, Node]":
+    def nodes(self) -> "Mapping[tree.Span, Node]":
         return {node: self._slots[slot] for node, slot in self._nodes.items()}
 
 
-def _writes(program: tree.Program) -> Iterator[tree.Write]:
+def _writes(program: tree.MergeProgram) -> Iterator[tree.Write]:
     return (action for action in program.actions if isinstance(action, tree.Write))

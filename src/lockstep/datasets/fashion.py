@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lockstep.datasets import idx
 from lockstep.errors import DatasetError
-from lockstep.launch.environment import cache_home
+from lockstep.launch.environment import find_cache_home
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 MIRRORS = (
@@ -59,7 +59,7 @@ def _part(name: str) -> Images:
 
 def _find(name: str) -> bytes:
     """Gives the content of one file from the first place that has it."""
-    cached = cache_home() / "lockstep" / "fashion-mnist" / f"{name}.gz"
+    cached = find_cache_home() / "lockstep" / "fashion-mnist" / f"{name}.gz"
     tried = []
     for path in (DEBIAN / f"{name}.gz", cached):
         try:

@@ -20,12 +20,11 @@ from lockstep.core.batches import Rows
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
-from lockstep.data.readers import Readers
+from lockstep.data.reader import Readers
 from lockstep.errors import ExactError, PeerFailed, WorkerError
-from lockstep.exchange.in_process import MemoryExchange
-from lockstep.exchange.torch_distributed import DistributedExchange, Wire
-from lockstep.launch.interrupt import deferred
-from lockstep.launch.termination import StopRequested
+from lockstep.exchange.in_process import InProcessExchange
+from lockstep.exchange.torch_distributed import DistributedExchange, ProcessGroup
+from lockstep.launch.signals import StopRequested, defer_interrupts
 from lockstep.processes.base import Value
 
 # In the place of a call's name.
@@ -38,14 +37,16 @@ class LaunchedProcesses:
 
     closed = False
 
-    def __init__(self, backend: Backend, wire: Wire, device: str) -> None:
+    def __init__(self, backend: Backend, wire: ProcessGroup, device: str) -> None:
         self._backend = backend
         self._wire = wire
         self._calling = False  # whether a call is under way, or has failed: the others know then
         self._plan: Plan | None = None
         places: list[tuple[str, str]] = wire.gather_objects((device, platform.node()))
         self._readers = Readers(backend.stage, _place([host for _, host in places], wire.index))
-        self.member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, self._readers.read)
+        self.member = Member(
+            backend, InProcessExchange(backend), defer_interrupts, time.perf_counter, self._readers.read
+        )
         self.devices = tuple(device for device, _ in places)
         self.first = wire.index == 0
         self._take_state()
@@ -102,7 +103,7 @@ class LaunchedProcesses:
                     outcome = make(), None
                 except Exception as error:
                     outcome = None, error
-            value, failed = self._wire.from_first(outcome)
+            value, failed = self._wire.broadcast(outcome)
             if failed is not None:
                 raise failed
         shared: Value = value
@@ -153,7 +154,7 @@ class LaunchedProcesses:
         if touched:
             self._take_state()
         if touched or any(turned != everyone[0][2] for _, _, turned, _ in everyone):  # after the state, as in a worker
-            self._backend.turn(pickle.loads(self._wire.from_first(controls)))
+            self._backend.turn(pickle.loads(self._wire.broadcast(controls)))
 
     def _meet(self, method: str, *numbers: int) -> list[list[int]]:
         """Everybody's numbers. Every call of the team begins here, so that no two can be taken for one another."""
@@ -175,7 +176,7 @@ class LaunchedProcesses:
 
     def _take_state(self) -> None:
         """Brings the first process's state to all."""
-        self._backend.load(self._wire.from_first(self._backend.state() if self.first else None))
+        self._backend.load(self._wire.broadcast(self._backend.state() if self.first else None))
         self._backend.touched()
 
 

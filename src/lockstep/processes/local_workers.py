@@ -26,14 +26,14 @@ from lockstep.core.batches import Rows, transform
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
 from lockstep.core.step import TURN, Member, filled
-from lockstep.data.readers import Readers
+from lockstep.data.reader import Readers
 from lockstep.errors import PeerFailed, WorkerError
-from lockstep.exchange import parcel
 from lockstep.exchange.barrier import Barrier, require_ordered_writes
-from lockstep.exchange.in_process import MemoryExchange
-from lockstep.exchange.region import Region
-from lockstep.exchange.shared_memory import SharedExchange
-from lockstep.launch.interrupt import deferred
+from lockstep.exchange.in_process import InProcessExchange
+from lockstep.exchange.shared_memory import SharedMemoryExchange
+from lockstep.launch import shm
+from lockstep.launch.shm import Region
+from lockstep.launch.signals import defer_interrupts
 from lockstep.launch.worker_pool import WorkerPool, require_linux
 from lockstep.processes.base import Value, numbered
 from lockstep.processes.pipeline_transfer import PipelineSender
@@ -62,7 +62,9 @@ class LocalWorkers:
         self._shipper = PipelineSender()
         self._readers = Readers(backend.stage, (0, len(groups)))
         self._others = Readers(place=(0, len(groups)))  # what this process reads for the others stays as it is
-        self.member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, self._readers.read)
+        self.member = Member(
+            backend, InProcessExchange(backend), defer_interrupts, time.perf_counter, self._readers.read
+        )
         descriptors = tuple(region.descriptor for region in self._regions)
         try:
             self._workers = WorkerPool([group[0] for group in groups[1:]], share=[*descriptors, *self._bells])
@@ -108,7 +110,7 @@ class LocalWorkers:
         with self._whole_or_closed():
             self._tell("step", works, plan if plan != self._plan else None)
             if plan != self._plan:
-                self.member.exchange = SharedExchange(self._backend, self._leaves, self._barrier, plan, 0)
+                self.member.exchange = SharedMemoryExchange(self._backend, self._leaves, self._barrier, plan, 0)
                 self._plan = plan
             try:
                 return self.member.step(works[0])
@@ -173,7 +175,7 @@ class LocalWorkers:
         freight = self._shipper.freight()
         commands = [Command(method, work, plan, turned, state, freight) for work in sent]
         mark = STEP_MARK if method == "step" else b" "
-        for index, message in enumerate(parcel.pack(commands, self._parcels)):
+        for index, message in enumerate(shm.pack(commands, self._parcels)):
             self._waiting[index] = True
             self._workers.send(index, mark + message)
         self._controls, self._stale = controls, False
@@ -194,7 +196,9 @@ class LocalWorkers:
     def _travelling(self, works: list[Work]) -> list[Work]:
         """The same works with arrays that any process can read, and rows of which the workers know the pipeline."""
         rows = [piece for work in works for piece in work.shards.values() if isinstance(piece, Rows)]
-        if rows and not rows[0].pipeline.chain.travels:  # one read for all workers: what comes next is one guess
+        if (
+            rows and not rows[0].pipeline.compiled.is_read_in_workers
+        ):  # one read for all workers: what comes next is one guess
             found = dict(zip(rows, self._others.read(rows), strict=True))
             works = [filled(work, lambda own: [found[piece] for piece in own]) for work in works]
 

@@ -8,9 +8,9 @@ from lockstep.backends.base import Backend, Work
 from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
-from lockstep.data.readers import Readers
-from lockstep.exchange.in_process import MemoryExchange
-from lockstep.launch.interrupt import deferred
+from lockstep.data.reader import Readers
+from lockstep.exchange.in_process import InProcessExchange
+from lockstep.launch.signals import defer_interrupts
 from lockstep.processes.base import Value
 
 
@@ -23,7 +23,9 @@ class SingleProcess:
     def __init__(self, backend: Backend) -> None:
         self.devices = tuple(backend.devices)
         self._readers = Readers(backend.stage)
-        self.member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, self._readers.read)
+        self.member = Member(
+            backend, InProcessExchange(backend), defer_interrupts, time.perf_counter, self._readers.read
+        )
 
     def ready(self) -> None:
         """Nobody to wait for."""

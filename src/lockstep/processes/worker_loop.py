@@ -10,16 +10,15 @@ from lockstep.backends.registry import module
 from lockstep.core.batches import Rows, transform
 from lockstep.core.plan import Plan
 from lockstep.core.step import Member
-from lockstep.data.readers import Readers
+from lockstep.data.reader import Readers
 from lockstep.devices import is_cpu
-from lockstep.exchange import parcel
 from lockstep.exchange.barrier import Barrier
-from lockstep.exchange.in_process import MemoryExchange
-from lockstep.exchange.region import Region
-from lockstep.exchange.shared_memory import SharedExchange
-from lockstep.launch import malloc, remote_errors
+from lockstep.exchange.in_process import InProcessExchange
+from lockstep.exchange.shared_memory import SharedMemoryExchange
+from lockstep.launch import malloc, remote_errors, shm
 from lockstep.launch.channel import Channel
-from lockstep.launch.interrupt import deferred
+from lockstep.launch.shm import Region
+from lockstep.launch.signals import defer_interrupts
 from lockstep.processes.pipeline_transfer import Freight, PipelineReceiver
 
 STEP_MARK = b"s"  # before a command that ends at the barrier; one that cannot be read must still arrive there
@@ -50,14 +49,14 @@ class Command(NamedTuple):
 def serve(berth: WorkerSetup, link: Channel) -> None:
     """Answers the parent's commands until the link closes."""
     if is_cpu(berth.devices[0]):
-        malloc.keep_freed()
+        malloc.keep_freed_memory()
     home = module(berth.home)
     backend = home.open(berth.recipe, berth.devices)
     leaves, parcels, control = (Region(descriptor) for descriptor in berth.regions)
     barrier = Barrier(berth.number, control, berth.bells)
     readers = Readers(backend.stage, (berth.number, len(berth.bells)))
     shipped = PipelineReceiver()
-    member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, readers.read)
+    member = Member(backend, InProcessExchange(backend), defer_interrupts, time.perf_counter, readers.read)
     link.send(pickle.dumps(None))
     while True:
         message = link.receive()
@@ -69,17 +68,17 @@ def serve(berth: WorkerSetup, link: Channel) -> None:
                     barrier.fail()  # the others would wait for this process
                 raise
             if command.plan is not None:
-                member.exchange = SharedExchange(backend, leaves, barrier, command.plan, berth.number)
+                member.exchange = SharedMemoryExchange(backend, leaves, barrier, command.plan, berth.number)
             result: Any = getattr(member, command.method)(command.work)
         except Exception as error:
-            remote_errors.report(link, error)
+            remote_errors.send_exception(link, error)
         else:
             link.send(pickle.dumps(None if command.method == "step" else result))
 
 
 def _prepared(message: bytes, parcels: Region, backend: Backend, shipped: PipelineReceiver) -> Command:
     """The command, with everything the script changed taken over."""
-    command: Command = parcel.unpack(message[1:], parcels)
+    command: Command = shm.unpack(message[1:], parcels)
     shipped.take(command.freight)
     pieces = transform(command.work.pieces, lambda value: shipped.known(value) if isinstance(value, Rows) else value)
     command = command._replace(work=replace(command.work, pieces=pieces))

@@ -133,7 +133,7 @@ def weights(trainer):
     return {name: fresh.state()[f"model.{name}"].data for name in names}
 
 
-def test_guests_are_known_by_their_face():
+def test_keras_callbacks_are_recognized_by_their_methods():
     assert is_guest(keras.callbacks.History())
     assert not is_guest(keras.callbacks.History)
     assert not is_guest(lockstep.Callback())
