@@ -54,7 +54,7 @@ ROOMS = [  # the first that fits a file is its room
     Room("backends/", f"numpy {SEAM}", never=ABOVE_THE_SEAM),
     Room(
         "exchange/",
-        "torch numpy cloudpickle lockstep.errors lockstep.exchange lockstep.backends.base "
+        "torch numpy lockstep.errors lockstep.exchange lockstep.launch.shm lockstep.backends.base "
         "lockstep.core.tree lockstep.core.plan lockstep.core.layout lockstep.core.metrics",
     ),
     # Backends only through the seam and by choice, never a framework itself; of training only the step that all make.
@@ -72,8 +72,7 @@ ROOMS = [  # the first that fits a file is its room
     # Input: arithmetic on positions, the script's own code, and processes to run it in. No backend, no model.
     Room(
         "data/",
-        "numpy cloudpickle lockstep.errors lockstep.core lockstep.data lockstep.exchange.parcel "
-        "lockstep.exchange.region lockstep.launch",
+        "numpy cloudpickle lockstep.errors lockstep.core lockstep.data lockstep.launch",
     ),
     Room(
         "checkpoint/",
@@ -204,10 +203,10 @@ def test_imports_are_read_in_full(source, names):
         ("launch/", "lockstep.core.plan.Plan", True),
         ("launch/", "lockstep.core.planet", False),  # a prefix ends at a dot
         ("launch/", "numpy", False),
-        ("data/", "lockstep.exchange.parcel", True),
+        ("data/", "lockstep.launch.shm", True),
         ("data/", "lockstep.backends.base", False),
         ("data/", "lockstep.training.step.Member", False),
-        ("processes/", "lockstep.data.readers", True),
+        ("processes/", "lockstep.data.reader", True),
         ("processes/", "lockstep.training.step.Member", True),
         ("processes/", "lockstep.training.session", False),
         ("training/", "lockstep.backends.torch", False),

@@ -22,7 +22,7 @@ from lockstep.core.layout import ALIGNMENT
 from lockstep.core.metrics import FIRST_METRIC
 from lockstep.core.options import Options
 from lockstep.errors import ModelError, NonFiniteError, StateError
-from metric_samples import Order
+from metric_object_samples import Order
 
 TOLERANCE = 1e-12
 KITS = {
@@ -222,13 +222,13 @@ def contents(backend, node):
 
 def step(backend, work):
     """One step without any exchange."""
-    nodes = {tree.Node(i, i + 1): leaf for i, leaf in leaves(backend, work).items()}
+    nodes = {tree.Span(i, i + 1): leaf for i, leaf in leaves(backend, work).items()}
     with backend.computing(work):
         backend.update(backend.finish(nodes, work.num_shards), work)
 
 
 def digests(backend):
-    return digest.of_arrays(backend.state())
+    return digest.hash_arrays(backend.state())
 
 
 def filled(backend, seed, change=lambda values: values * 1000):
@@ -290,7 +290,7 @@ def test_a_shard_alone_gives_its_leaf_to_the_bit(kit):
 
 
 @kits
-def test_leaves_change_nothing(kit):
+def test_computing_partial_sums_does_not_change_the_state(kit):
     _, backend = opened(kit)
     before = digests(backend)
     leaves(backend, work())
@@ -362,7 +362,7 @@ def test_finish_is_the_tree(kit, num_leaves):
     _, backend = opened(kit)
     nodes = [filled(backend, seed) for seed in range(num_leaves)] + [None] * (8 - num_leaves)
     expected = contents(backend, tree.fold(nodes, lambda left, right: backend.add(left, right, None)))
-    held = {tree.Node(i, i + 1): node for i, node in enumerate(nodes) if node is not None}
+    held = {tree.Span(i, i + 1): node for i, node in enumerate(nodes) if node is not None}
     assert contents(backend, backend.finish(held, 8)) == expected
 
 
@@ -383,7 +383,7 @@ def test_a_state_comes_back_to_the_bit_with_the_optimizers_slots(kit):
     step(backend, work(step=1))
     after = digests(backend)
     assert after != before
-    assert digest.of_arrays(state) == before  # a snapshot, not a view
+    assert digest.hash_arrays(state) == before  # a snapshot, not a view
     assert any(name.startswith("optimizer.") for name in state)
 
     _, other = opened(kit, OTHER)
@@ -443,7 +443,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(kit, part, kin
 
 
 @kits
-def test_touched_tells_of_writing_and_loading_once(kit):
+def test_touched_reports_a_change_once(kit):
     recipe, backend = opened(kit)
     state = backend.state()
     step(backend, work())

@@ -24,7 +24,7 @@ X, Y = np.eye(4), np.arange(4)
         ),
     ],
 )
-def test_what_does_not_go_with_a_dense(optimizer, loss, error, message):
+def test_combinations_that_do_not_fit_a_dense_network_are_refused(optimizer, loss, error, message):
     with pytest.raises(error) as caught:
         lockstep.wrap(Dense([4, 4], seed=0), optimizer, loss, devices=1)
     assert str(caught.value) == message

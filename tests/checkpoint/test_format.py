@@ -66,7 +66,7 @@ def test_the_manifest_has_the_digests_of_the_state(tmp_path):
     """So that the digest of a run can be told from its manifest."""
     saved = Snapshot(snapshot().state)
     records = content(write(tmp_path / "mine", saved))["tensors"]
-    assert {name: record["sha256"] for name, record in records.items()} == digest.of_arrays(saved.state)
+    assert {name: record["sha256"] for name, record in records.items()} == digest.hash_arrays(saved.state)
 
 
 @given(

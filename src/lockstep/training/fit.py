@@ -15,7 +15,7 @@ from lockstep.core import batches
 from lockstep.data.source import Source
 from lockstep.display.verbosity import create_displays
 from lockstep.errors import BatchError
-from lockstep.launch.termination import StopRequested, Termination
+from lockstep.launch.signals import StopRequested, Termination
 from lockstep.processes import commands
 from lockstep.training.evaluate import open_pass
 from lockstep.training.fit_options import FitOptions

@@ -93,7 +93,7 @@ class MxnetBackend:
         if self._layout is None or form != self._form:
             gradients = [self._replicas.field(name) for name in self._trained]
             others = running_stats.fields([self._replicas.field(name) for name in averaged])
-            self._layout = Layout.of(gradients, [*others, ("sums", "float64", (self._shards.num_sums,))])
+            self._layout = Layout.build(gradients, [*others, ("sums", "float64", (self._shards.num_sums,))])
             self._form = form
             fields = self._layout.fields[: len(self._trained)]
             kinds = [kind for _, kind in form[: len(fields)]]

@@ -49,7 +49,7 @@ class NumpyBackend:
         self.outputs = ShardOutputs(recipe.keeps_outputs, np.array)
         self._replicas = [(recipe.model, recipe.optimizer)]
         self._replicas += [copy.deepcopy((recipe.model, recipe.optimizer)) for _ in devices[1:]]
-        self._layout = Layout.of(
+        self._layout = Layout.build(
             [(name, str(value.dtype), value.shape) for name, value in recipe.model.parameters.items()],
             [("sums", "float64", (FIRST_METRIC + 2 * len(self._metrics),))],
         )

@@ -26,7 +26,7 @@ def accumulated(variable: Any) -> str:
 
 def layout(trained: Mapping[str, Any], kept: Mapping[str, Any], room: int) -> Layout:
     """Gradients first, then running statistics, the flags that tell which of both were there, and the sums."""
-    return Layout.of(
+    return Layout.build(
         [(name, accumulated(variable), tuple(variable.shape)) for name, variable in trained.items()],
         [
             *((name, accumulated(variable), tuple(variable.shape)) for name, variable in kept.items()),

@@ -88,7 +88,7 @@ class Shards:
         room = sum(2 if metric.result is ratio else CUSTOM_SUMS for metric in self._metrics)
         room += CUSTOM_SUMS if self._own_metrics else 0
         buffers = self.statistics.averaged
-        return Layout.of(
+        return Layout.build(
             [(name, accumulated(tensor), tuple(real(tensor).shape)) for name, tensor in trained.items()],
             [
                 *((buffer.name, accumulated(buffer.tensor), tuple(buffer.tensor.shape)) for buffer in buffers),
