@@ -50,7 +50,12 @@ def digest(**options):
         ("fit", {"steps_per_epoch": 0}, BatchError, "steps_per_epoch is an integer from 1 on. Got steps_per_epoch=0."),
         ("fit", {"steps_per_epoch": "all"}, ArgumentError, "Got steps_per_epoch='all'."),
         ("fit", {"callbacks": [3]}, CallbackError, "callbacks[0] is 3, not a lockstep.Callback."),
-        ("fit", {"validation_data": (X, Y[:5])}, BatchError, "Every array of a batch has one entry per example."),
+        (
+            "fit",
+            {"validation_data": (X, Y[:5])},
+            BatchError,
+            "The arrays of a batch have different lengths, 128, 5, in",
+        ),
         ("evaluate", {"batch_size": -4}, BatchError, "Got batch_size=-4."),
         ("evaluate", {"batch_size": 2.5}, ArgumentError, "Got batch_size=2.5. Use batch_size=2, for example."),
     ],

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import importlib.metadata
 import os
 import platform
 import sys
@@ -59,5 +58,7 @@ def _version(top: str) -> str:
     version = getattr(sys.modules.get(top), "__version__", None)
     if isinstance(version, str):
         return version
+    import importlib.metadata  # imported here, because it is slow and few scripts need it
+
     names = importlib.metadata.packages_distributions().get(top, ())
     return " ".join(sorted(importlib.metadata.version(name) for name in set(names)))

@@ -29,7 +29,7 @@ from lockstep.processes.base import Processes
 from lockstep.processes.commands import Command, compute_digests, copy_array, judge_loss, take_outputs
 from lockstep.training.open_data import DEFAULT_BATCH_SIZE, open_source
 from lockstep.training.run_state import Run
-from lockstep.training.step import TURN, Outcome
+from lockstep.training.step import TURN, StepResult
 
 Start = Callable[[Sequence[str]], Processes]
 
@@ -64,7 +64,7 @@ class Session:
         self.opening_shown = False
         self._opening_size: int | None = None  # the batch size in the opening line, once it is decided
         self._shards_note = ""  # what the opening line says about shards that were not given
-        self._last_outcome: weakref.ref[Outcome] | None = None
+        self._last_outcome: weakref.ref[StepResult] | None = None
         self._processes: Processes | None = start(self.own_devices)
         self.devices = self._processes.devices
         seed = self._processes.share(lambda: run.seed)  # launched processes take the first one's
@@ -175,7 +175,7 @@ class Session:
 
     # -- commands
 
-    def step(self, batch: Any) -> Outcome:
+    def step(self, batch: Any) -> StepResult:
         """Make one step: one batch in, one update out."""
         run = self.run
         self._expire_outcome()
@@ -205,7 +205,7 @@ class Session:
         """Run a command without a batch in every process; return all answers by replica, or by shard."""
         return self.gather(question, [self.plan_nothing()] * len(self.processes.replicas()))
 
-    def grad_norm(self, outcome: Outcome) -> float:
+    def grad_norm(self, outcome: StepResult) -> float:
         """Return the norm of the gradient of the last step."""
         if outcome.total is None:
             raise StateError(

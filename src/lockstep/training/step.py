@@ -26,7 +26,7 @@ TURN = threading.RLock()  # random number generators and switches are the proces
 
 
 @dataclass
-class Outcome:
+class StepResult:
     """The result of a step that was committed."""
 
     step: int
@@ -58,7 +58,7 @@ class Member:
         self._read_rows = read_rows
         self._turn = turn
 
-    def step(self, work: Work, plan: Plan | None, count_step: Callable[[], None] = lambda: None) -> Outcome:
+    def step(self, work: Work, plan: Plan | None, count_step: Callable[[], None] = lambda: None) -> StepResult:
         """Make one step; `plan` is that of the step before if it is None.
 
         Until the commit nothing of the state has changed, so a failure anywhere leaves every replica as it was. From
@@ -128,7 +128,7 @@ class Member:
                 backend.update(total, work)
                 count_step()
                 self.laps.lap("update")
-        return Outcome(work.step, sums, total)
+        return StepResult(work.step, sums, total)
 
     @contextmanager
     def computing(self, work: Work) -> Iterator[None]:
