@@ -59,18 +59,18 @@ def test_opening(run, batch_size, devices, note, line):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"shards": 0}, "shards is a whole number from 1 on. Got shards=0. Leave it out to choose."),
-        ({"shards": 2.0}, "shards is a whole number from 1 on. Got shards=2.0. Leave it out to choose."),
-        ({"threads": -1}, "threads is a whole number from 1 on. Got threads=-1. Leave it out to choose."),
-        ({"shards": True}, "shards is a whole number from 1 on. Got shards=True. Leave it out to choose."),
+        ({"shards": 0}, "shards is an integer from 1 on. Got shards=0. Leave it out to choose."),
+        ({"shards": 2.0}, "shards is an integer from 1 on. Got shards=2.0. Leave it out to choose."),
+        ({"threads": -1}, "threads is an integer from 1 on. Got threads=-1. Leave it out to choose."),
+        ({"shards": True}, "shards is an integer from 1 on. Got shards=True. Leave it out to choose."),
         (
             {"shards": 10**7},
             "shards is the number of parts of a batch, at most 4,096. Got shards=10000000. "
             "Use as many as the most devices that this run will ever have, e.g. shards=8.",
         ),
-        ({"seed": True}, "seed is a whole number. Got seed=True. Use seed=0."),
-        ({"seed": "a"}, "seed is a whole number. Got seed='a'. Use seed=0."),
-        ({"seed": None}, "seed is a whole number. Got seed=None. Use seed=0."),
+        ({"seed": True}, "seed is an integer. Got seed=True. Use seed=0."),
+        ({"seed": "a"}, "seed is an integer. Got seed='a'. Use seed=0."),
+        ({"seed": None}, "seed is an integer. Got seed=None. Use seed=0."),
     ],
 )
 def test_errors(values, message):

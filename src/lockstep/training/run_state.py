@@ -37,7 +37,7 @@ class Run:
             if value is None:
                 continue
             if not (_is_integer(value) and value >= 1):
-                raise PlanError(f"{name} is a whole number from 1 on. Got {name}={value!r}. Leave it out to choose.")
+                raise PlanError(f"{name} is an integer from 1 on. Got {name}={value!r}. Leave it out to choose.")
             setattr(self, name, int(value))  # numpy's integers too, which a checkpoint's JSON does not take
         if self.shards is not None and self.shards > plan.MAX_SHARDS:
             raise PlanError(
@@ -45,7 +45,7 @@ class Run:
                 "Use as many as the most devices that this run will ever have, e.g. shards=8."
             )
         if not _is_integer(self.seed):
-            raise PlanError(f"seed is a whole number. Got seed={self.seed!r}. Use seed=0.")
+            raise PlanError(f"seed is an integer. Got seed={self.seed!r}. Use seed=0.")
         self.seed = int(self.seed)
 
     def state(self) -> dict[str, int | str | None]:
