@@ -33,6 +33,7 @@ from lockstep.processes import local_workers, worker_loop
 STEP = ("compute", "exchange", "update")  # everything else is input and bookkeeping
 FOLDER = "BENCH_BOOKKEEPING"
 WARM = 2  # steps that are not counted
+EPOCH = 50  # steps of an epoch; the data has 64
 
 
 class Watch:
@@ -99,12 +100,12 @@ def watched() -> Watch:
     return watch
 
 
-def timed_serve(berth: Any, link: Any) -> None:
+def timed_serve(setup: Any, channel: Any) -> None:
     """A worker that also tells what it did before its first shards."""
     watch = watched()
     watch.around(worker_loop.parcel, "unpack", "worker: unpack")
     try:
-        worker_loop.serve(berth, link)
+        worker_loop.serve(setup, channel)
     finally:
         Path(os.environ[FOLDER], "worker.json").write_text(json.dumps(watch.seconds))
 
@@ -116,7 +117,7 @@ def measure(steps: int) -> dict[str, float]:
         local_workers.serve = timed_serve
         watch = watched()
         watch.through(ArraySource, "epoch", "input: gather")
-        watch.around(local_workers.LocalWorkers, "_tell", "tell the workers")
+        watch.around(local_workers.LocalWorkers, "_send", "send to the workers")
         case = CASES["lenet"]
         images, labels = data(case)
         with lockstep.wrap(*trained(case), devices=2, shards=2, threads=1) as trainer:
@@ -124,7 +125,7 @@ def measure(steps: int) -> dict[str, float]:
             fit(steps_per_epoch=WARM)
             watch.seconds.clear()
             started = time.perf_counter()
-            fit(steps_per_epoch=steps)
+            fit(epochs=steps // EPOCH, steps_per_epoch=EPOCH)
             whole = time.perf_counter() - started
         worker = json.loads(Path(folder, "worker.json").read_text())
     pieces = dict(watch.seconds) | {"rest": whole - sum(watch.seconds.values())}
@@ -135,8 +136,9 @@ def measure(steps: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Show where a LeNet step on two replicas goes.")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=100, help=f"rounded up to epochs of {EPOCH}")
     asked = parser.parse_args()
+    asked.steps = -(-asked.steps // EPOCH) * EPOCH
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     torch.set_num_threads(1)
     print(f"{measure_load()}\n")

@@ -20,7 +20,7 @@ from peers import Peer, Turns, serve
 from timing import Summary, interleave
 from torch import nn
 
-from lockstep.backends.base import STEP, Recipe, Work
+from lockstep.backends.base import Recipe, Work
 from lockstep.backends.torch import open as open_backend
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
@@ -49,7 +49,7 @@ def shared(index: int, descriptors: list[int], bells: list[int]) -> Callable[[],
     leaves, control = map(Region, descriptors)
     barrier = Barrier(index, control, bells)
     exchange = SharedExchange(backend, leaves, barrier, PLAN, index)
-    (leaf,) = exchange.slots(index, 1, backend.layout(STEP))
+    (leaf,) = exchange.slots(index, 1, backend.layout())
 
     def once() -> float:
         leaf["float32"].fill_(1.0 + index)

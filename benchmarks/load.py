@@ -13,6 +13,7 @@ from pathlib import Path
 
 MAX_PERCENT = 5.0  # of all cores
 MAX_AVERAGE = 0.25  # load average, per core
+MAX_BUSY_LOOKS = 3
 PATIENCE = 300.0  # seconds: what an earlier benchmark leaves in the load average takes two to three minutes to go
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -88,13 +89,17 @@ def wait_until_quiet(
     sleep: Callable[[float], object] = time.sleep,
     patience: float = PATIENCE,
 ) -> Load:
-    """Return the load once it is quiet; at once if the cores are in use, or after `patience` seconds.
+    """Return the load once it is quiet, once the cores were in use at three looks, or after `patience` seconds.
 
-    A load average that is high while nothing runs is the past. It is given time to fall.
+    A load average that is high while nothing runs is the past, and is given time to fall. One busy second may be a
+    passing one.
     """
     load = measure()
-    waited = 0.0
-    while not load.is_quiet and not load.in_use and waited < patience:
+    waited, busy_looks = 0.0, 0
+    while not load.is_quiet and waited < patience:
+        busy_looks += load.in_use
+        if busy_looks == MAX_BUSY_LOOKS:
+            break
         sleep(5.0)
         waited += 5.0
         load = measure()

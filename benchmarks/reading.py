@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="interleaved epochs, at least 10 for a page")
     parser.add_argument("--steps", type=int, default=60, help="LeNet steps of an epoch on two replicas")
     asked = parser.parse_args()
-    before = load.measure_load()
+    before = load.wait_until_quiet()
     print(f"{before}\n")
     cores = sorted(os.sched_getaffinity(0))
     torch.set_num_threads(1)

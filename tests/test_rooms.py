@@ -13,7 +13,7 @@ HOUSE = Path(lockstep.__file__).parent
 FILES = sorted(path.relative_to(HOUSE).as_posix() for path in HOUSE.rglob("*.py"))
 FRAMEWORKS = {"torch", "jax", "flax", "optax", "tensorflow", "keras", "mxnet"}
 # A backend knows neither the loop nor how many devices there are.
-ABOVE_THE_SEAM = "lockstep.core.loop lockstep.core.step lockstep.core.plan"
+ABOVE_THE_SEAM = "lockstep.training lockstep.processes lockstep.core.plan"
 # A backend packs its own model for the workers.
 SEAM = "cloudpickle ml_dtypes lockstep.errors lockstep.core lockstep.backends.base"
 # Of Keras's optimizers and losses, without Keras: TensorFlow's own variables and functions go with them too.
@@ -39,7 +39,7 @@ ROOMS = [  # the first that fits a file is its room
         "core/",
         "numpy ml_dtypes lockstep.errors lockstep.core",
         never="time datetime",
-        types="lockstep.backends.base lockstep.exchange.base",
+        types="lockstep.backends.base",
     ),
     Room("backends/numpy", f"numpy {SEAM} lockstep.backends.numpy", never=ABOVE_THE_SEAM),
     Room("backends/torch", f"torch numpy {SEAM} lockstep.backends.torch", never=ABOVE_THE_SEAM),
@@ -56,21 +56,29 @@ ROOMS = [  # the first that fits a file is its room
         "torch numpy cloudpickle lockstep.errors lockstep.exchange lockstep.backends.base "
         "lockstep.core.tree lockstep.core.plan lockstep.core.layout lockstep.core.metrics",
     ),
-    # The world brings them together: backends only through the seam and by choice, never a framework itself.
+    # Backends only through the seam and by choice, never a framework itself; of training only the step that all make.
     Room(
         "processes/",
         "cloudpickle lockstep.errors lockstep.devices lockstep.core lockstep.backends.base lockstep.backends.registry "
-        "lockstep.exchange lockstep.launch lockstep.data lockstep.processes",
-        never="lockstep.core.loop",
+        "lockstep.exchange lockstep.launch lockstep.data lockstep.processes lockstep.training.step",
+    ),
+    Room(
+        "training/",
+        "numpy lockstep.errors lockstep.devices lockstep.core lockstep.backends.base lockstep.exchange.base "
+        "lockstep.launch lockstep.data lockstep.checkpoint lockstep.callbacks lockstep.display lockstep.processes "
+        "lockstep.training",
     ),
     # Input: arithmetic on positions, the script's own code, and processes to run it in. No backend, no model.
     Room(
         "data/",
         "numpy cloudpickle lockstep.errors lockstep.core lockstep.data lockstep.exchange.parcel "
         "lockstep.exchange.region lockstep.launch",
-        never="lockstep.core.loop lockstep.core.step",
     ),
-    Room("checkpoint/", "numpy ml_dtypes lockstep.errors lockstep.core lockstep.checkpoint lockstep.backends.base"),
+    Room(
+        "checkpoint/",
+        "numpy ml_dtypes lockstep.errors lockstep.core lockstep.checkpoint lockstep.backends.base "
+        "lockstep.training.run_state",
+    ),
     Room("launch/", "cloudpickle lockstep.errors lockstep.launch lockstep.core.plan"),
 ]
 
@@ -150,17 +158,16 @@ def test_one_file_touches_the_environment(file):
     assert bool(list(environment(tree(file)))) == (file == "launch/environment.py")
 
 
-@pytest.mark.parametrize("file", ["trainer.py", "wrap.py"])
+@pytest.mark.parametrize(
+    "file", ["trainer.py", "wrap.py", *(file for file in FILES if file.startswith(("training/", "processes/")))]
+)
 def test_the_top_reaches_backends_through_the_seam(file):
     backends = {name for name in imports(tree(file), file) if within(name, "lockstep.backends")}
     assert {name for name in backends if not within(name, "lockstep.backends.base lockstep.backends.registry")} == set()
     assert list(name_tests(tree(file))) == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["core/", "backends/torch", "backends/registry.py", "backends/", "exchange/", "processes/", "data/", "launch/"],
-)
+@pytest.mark.parametrize("path", [room.path for room in ROOMS])
 def test_no_room_is_empty(path):
     assert any(file.startswith(path) for file in FILES)
 
@@ -191,15 +198,19 @@ def test_imports_are_read_in_full(source, names):
         ("backends/torch", "jax", False),
         ("backends/torch", "lockstep.backends.jax", False),
         ("backends/torch", "lockstep.core.layout.Layout", True),
-        ("backends/torch", "lockstep.core.loop.fit", False),
-        ("exchange/", "lockstep.core.loop", False),
+        ("backends/torch", "lockstep.training.loop.Loop", False),
+        ("exchange/", "lockstep.training.step", False),
         ("launch/", "lockstep.core.plan.Plan", True),
         ("launch/", "lockstep.core.planet", False),  # a prefix ends at a dot
         ("launch/", "numpy", False),
         ("data/", "lockstep.exchange.parcel", True),
         ("data/", "lockstep.backends.base", False),
-        ("data/", "lockstep.core.step.Member", False),
+        ("data/", "lockstep.training.step.Member", False),
         ("processes/", "lockstep.data.readers", True),
+        ("processes/", "lockstep.training.step.Member", True),
+        ("processes/", "lockstep.training.session", False),
+        ("training/", "lockstep.backends.torch", False),
+        ("checkpoint/", "lockstep.training.fit", False),
     ],
 )
 def test_the_table(path, name, allowed):

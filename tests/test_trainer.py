@@ -155,14 +155,14 @@ def test_fit_returns_the_history():
 def test_how_many_steps(options, steps):
     with wrapped() as trainer:
         trainer.fit((X, Y), verbose=0, **options)
-        assert trainer._run.step == steps
+        assert trainer.session.run.step == steps
 
 
 def test_a_generator_goes_on_where_an_epoch_stopped():
     with wrapped() as trainer:
         batches = ((X[start : start + 10], Y[start : start + 10]) for start in range(0, 60, 10))
         history = trainer.fit(batches, epochs=3, steps_per_epoch=2, verbose=0)
-        assert trainer._run.step == 6
+        assert trainer.session.run.step == 6
         assert history.epoch == [0, 1, 2]
 
 
@@ -177,7 +177,7 @@ def test_fit_is_the_steps_it_is_made_of():
     with wrapped() as one, wrapped() as other:
         one.fit((X, Y), epochs=2, batch_size=16, verbose=0)
         for epoch in range(2):
-            for batch in other._source((X, Y), 16, shuffle=True).epoch(epoch):
+            for batch in other.session.open_data((X, Y), 16, shuffle=True).epoch(epoch):
                 other.step(batch)
         assert one.digest() == other.digest()
 
@@ -219,9 +219,9 @@ def test_a_callback_stops_the_run():
 
     with wrapped() as trainer:
         trainer.fit((X, Y), epochs=5, batch_size=16, callbacks=[Stop()], verbose=0)
-        assert trainer._run.step == 2
+        assert trainer.session.run.step == 2
         trainer.fit((X, Y), epochs=1, batch_size=16, verbose=0)
-        assert trainer._run.step == 6
+        assert trainer.session.run.step == 6
 
 
 def test_shards_are_decided_at_the_first_batch_and_kept():
@@ -229,7 +229,7 @@ def test_shards_are_decided_at_the_first_batch_and_kept():
         trainer.step((X, Y))
         assert trainer.opening == "1 device (cpu:0), 1 shard of 61, batch 61, 1 thread per shard, seed 0"
         trainer.step((np.tile(X, (5, 1)), np.tile(Y, 5)))
-        assert trainer._run.shards == 1
+        assert trainer.session.run.shards == 1
 
 
 @pytest.mark.parametrize("loss", [CrossEntropy(), "mse"])

@@ -1,4 +1,4 @@
-"""The one line: choose a backend, start the world, return a Trainer."""
+"""`lockstep.wrap`: choose the backend and the processes, and return a trainer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,11 +12,15 @@ from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
 from lockstep.errors import LaunchError
-from lockstep.keywords import explain_arguments
 from lockstep.launch import environment, malloc
-from lockstep.processes import LocalWorkers, SingleProcess, Team, rendezvous
-from lockstep.run import Run
+from lockstep.processes import rendezvous
+from lockstep.processes.base import Processes
+from lockstep.processes.local_workers import LocalWorkers
+from lockstep.processes.single_process import SingleProcess
 from lockstep.trainer import Model, Trainer
+from lockstep.training.call_arguments import explain_arguments
+from lockstep.training.run_state import Run
+from lockstep.training.session import Session
 
 
 @explain_arguments
@@ -70,48 +74,48 @@ def wrap(
     run = Run(0 if seed is None else seed, shards, threads, given=given)  # wrong numbers are refused first
     if isinstance(metrics, str):
         metrics = [metrics]
-    home = registry.name_of(model)
-    module = registry.module(home)
+    framework = registry.name_of(model)
+    module = registry.module(framework)
     if seed is None:
         run.seed = module.initial_seed()
     recipe = module.adopt(Recipe(model, optimizer, loss, metrics, Options(precision, clip_norm, exact)))
     objects, others = split(recipe.metrics)
     recipe = replace(recipe, metrics=others, keeps_outputs=bool(objects))
-    if rendezvous.launched():
-        return _joined(recipe, run, module, devices, objects)
+    if rendezvous.is_launched():
+        return _join(recipe, run, module, devices, objects)
     resolved = names.resolve(devices, module.available(), module.name)
     if shards is not None:
         Plan.even(shards, len(resolved))  # refuses devices without a shard before anything is started
     groups = module.processes(resolved)
     backend = _open(module, recipe, groups[0])
 
-    def start(wanted: Sequence[str]) -> Team:
+    def start(wanted: Sequence[str]) -> Processes:
         groups = module.processes(wanted)
         if tuple(groups[0]) != tuple(backend.devices):
             backend.spread(groups[0])
-        return SingleProcess(backend) if len(groups) == 1 else LocalWorkers(backend, home, groups)
+        return SingleProcess(backend) if len(groups) == 1 else LocalWorkers(backend, framework, groups)
 
-    return Trainer(recipe, backend, start, resolved, run, _metric_objects(objects, backend))
+    return Trainer(Session(recipe, backend, start, resolved, run, _metric_objects(objects, backend)))
 
 
-def _joined(recipe: Recipe, run: Run, module: Module, devices: Any, objects: Sequence[Named]) -> Trainer[Any]:
-    """The trainer of a process that somebody else launched: one device, and the others over the wire."""
+def _join(recipe: Recipe, run: Run, module: Module, devices: Any, objects: Sequence[Named]) -> Trainer[Any]:
+    """Return the trainer of a launched process: it has one device, and meets the others over the network."""
     if not module.joins:
         raise LaunchError(
             "This framework drives all devices from one process and meets no others. Got a process that was launched "
             f"among several ({environment.signs() or 'a process group'}). Start the script with python alone, or unset "
             "these."
         )
-    device = rendezvous.device(module.available(), devices)
+    device = rendezvous.choose_device(module.available(), devices)
     backend = _open(module, recipe, ["cpu:0" if names.is_cpu(device) else device])  # as this process numbers them
-    wire = rendezvous.wire(not names.is_cpu(device))
+    wire = rendezvous.join(not names.is_cpu(device))
 
-    def start(wanted: Sequence[str]) -> Team:
+    def start(wanted: Sequence[str]) -> Processes:
         from lockstep.processes.launched import LaunchedProcesses
 
         return LaunchedProcesses(backend, wire, device)
 
-    return Trainer(recipe, backend, start, (device,), run, _metric_objects(objects, backend))
+    return Trainer(Session(recipe, backend, start, (device,), run, _metric_objects(objects, backend)))
 
 
 def _metric_objects(objects: Sequence[Named], backend: Backend) -> MetricObjects:

@@ -195,7 +195,7 @@ def work(batch=BATCH, num_shards=8, *, step=0, seed=0):
 
 def leaves(backend, work):
     """The leaf of every shard, each in memory of its own."""
-    layout = backend.layout(work.phase)
+    layout = backend.layout()
     into = {shard: backend.node(layout, None) for shard in work.shards}
     with backend.computing(work):
         return dict(backend.leaves(work, into))
@@ -503,10 +503,10 @@ def test_a_dump_opens_to_the_same_bits(kit):
 def test_after_verify_every_replica_is_back(kit):
     model = kit.model(WEIGHTS)
     with lockstep.wrap(model, kit.sgd(model, 0.1), kit.cross_entropy(), devices=2, shards=2, threads=1) as trainer:
-        rows, names = trainer.predict(X), trainer._backend.devices
+        rows, names = trainer.predict(X), trainer.session.backend.devices
         assert len(names) == 2
         assert trainer.verify((X, LABELS), steps=1, devices=(1, 1), batch_size=NUM_EXAMPLES).equal
-        assert trainer._backend.devices == names
+        assert trainer.session.backend.devices == names
         np.testing.assert_array_equal(trainer.predict(X), rows)
         assert np.isfinite(trainer.step((X, LABELS))["loss"])
 

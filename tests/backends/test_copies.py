@@ -55,7 +55,7 @@ def test_an_unknown_name_is_told_with_those_there_are(trainer):
 
 def test_a_replica_that_differs_is_named_by_the_digest(trainer, monkeypatch):
     """One bit of the copy of this process's last replica, as a device that computes wrongly would leave it."""
-    backend = type(trainer._backend)
+    backend = type(trainer.session.backend)
     copies = backend.copies
 
     def turned(self):
@@ -66,6 +66,8 @@ def test_a_replica_that_differs_is_named_by_the_digest(trainer, monkeypatch):
         return iter([*others, {**last, name: array._replace(data=wrong)}])
 
     monkeypatch.setattr(backend, "copies", turned)
-    other = "cpu:2" if len(trainer._backend.devices) == 3 else "cpu:1"  # alone in its process, cpu:0 itself is wrong
+    other = (
+        "cpu:2" if len(trainer.session.backend.devices) == 3 else "cpu:1"
+    )  # alone in its process, cpu:0 itself is wrong
     with pytest.raises(DivergedError, match=rf"on {other} differs from cpu:0 after step \d+"):
         trainer.digest()

@@ -34,7 +34,7 @@ def test_the_reading_does_not_depend_on_the_number_of_devices(kit):
         with wrapped(kit, form, devices) as trainer:
             assert len(trainer.devices) == devices
             losses = [float(trainer.step(BATCH)["loss"]) for _ in range(2)]
-            assert trainer._run.reduction is Reduction.SUM
+            assert trainer.session.run.reduction is Reduction.SUM
             assert TOLD not in trainer.opening
             digests.add((*losses, trainer.digest()))
     assert len(digests) == 1
@@ -47,7 +47,7 @@ def test_shards_of_one_example_can_be_judged(kit):
         with wrapped(kit, form) as trainer:
             loss, *_ = form.by_hand(form.model(), (X[:count], VALUES[:count]))
             assert trainer.step((X[:count], VALUES[:count]))["loss"] == pytest.approx(loss, rel=1e-12)
-            assert trainer._run.reduction is Reduction.SUM
+            assert trainer.session.run.reduction is Reduction.SUM
 
 
 @kits
@@ -57,9 +57,9 @@ def test_a_loss_of_0_decides_nothing(kit):
     with wrapped(kit, form) as trainer:
         outputs = trainer.predict(X[:24])
         trainer.step((X[:24], outputs))
-        assert trainer._run.reduction is None
+        assert trainer.session.run.reduction is None
         trainer.step((X[:24], np.concatenate([trainer.predict(X[:18]), VALUES[18:24]])))
-        assert trainer._run.reduction is Reduction.SUM
+        assert trainer.session.run.reduction is Reduction.SUM
 
 
 @kits
@@ -83,7 +83,7 @@ def test_history_and_evaluation_tell_a_sum(kit):
         loss, *_ = form.by_hand(form.model(), BATCH)
         before = trainer.digest()
         assert trainer.evaluate(BATCH, batch_size=7)["loss"] == pytest.approx(loss, rel=1e-12)
-        assert trainer._run.reduction is None  # an evaluation decides for itself alone
+        assert trainer.session.run.reduction is None  # an evaluation decides for itself alone
         assert trainer.digest() == before
         history = trainer.fit(BATCH, epochs=1, batch_size=24, validation_data=BATCH, verbose=0).history
         assert history["loss"][0] == pytest.approx(loss, rel=1e-12)
@@ -100,7 +100,7 @@ def test_a_resumed_run_takes_the_loss_as_it_was_taken(kit, tmp_path):
         expected = trainer.digest()
     with wrapped(kit, form, devices=2) as trainer:
         trainer.restore(tmp_path)
-        assert trainer._run.reduction is Reduction.SUM
+        assert trainer.session.run.reduction is Reduction.SUM
         trainer.step(BATCH)
         assert trainer.digest() == expected
 
@@ -111,9 +111,9 @@ def test_a_loss_that_says_what_it_is_is_not_judged(kit):
         found = [form for form in kit.forms if form.name == name]
         for form in found:
             with wrapped(kit, form) as trainer:
-                assert trainer._backend.criterion is None
+                assert trainer.session.backend.criterion is None
                 trainer.step(form.batch)
-                assert trainer._run.reduction is None
+                assert trainer.session.run.reduction is None
                 assert TOLD not in trainer.opening
 
 
@@ -123,7 +123,7 @@ def test_a_function_that_is_a_mean_goes_without_a_word(kit, name):
     form = form_of(kit, name)
     with wrapped(kit, form) as trainer:
         trainer.step(form.batch)
-        assert trainer._run.reduction in (Reduction.MEAN, None)
+        assert trainer.session.run.reduction in (Reduction.MEAN, None)
         assert TOLD not in trainer.opening
 
 
@@ -144,9 +144,9 @@ def test_a_batch_that_fails_decides_nothing(kit):
     with wrapped(kit, form) as trainer:
         with pytest.raises(Exception):  # noqa: B017, PT011 - each framework has its own
             trainer.step((X[:24, :3], VALUES[:24]))
-        assert trainer._run.reduction is None
+        assert trainer.session.run.reduction is None
         trainer.step(BATCH)
-        assert trainer._run.reduction is Reduction.SUM
+        assert trainer.session.run.reduction is Reduction.SUM
 
 
 SMALL = [pytest.param(kit, id=name) for name, kit in KITS.items() if name != "keras"]  # there they are sample weights

@@ -12,7 +12,7 @@ HERE = Path(__file__).parents[2] / "benchmarks"
 @pytest.fixture(scope="module")
 def modules():
     """The benchmarks import each other as the scripts of one folder do."""
-    names = ("timing", "load", "page", "peers", "compare")
+    names = ("timing", "load", "page", "peers", "compare", "summary")
     sys.path.insert(0, str(HERE))
     try:
         return {name: importlib.import_module(name) for name in names}
@@ -155,11 +155,16 @@ def test_a_load_average_gets_time_to_fall(load):
     assert slept == [5.0] * 3
 
 
-def test_cores_in_use_are_not_waited_for(load):
+def test_cores_in_use_are_looked_at_three_times(load):
     slept = []
     found = load.wait_until_quiet(lambda: load.Load(50.0, 2.0, 2), slept.append)
     assert not found.is_quiet
-    assert slept == []
+    assert slept == [5.0] * 2
+
+
+def test_one_busy_second_passes(load):
+    loads = iter([load.Load(50.0, 2.0, 2), load.Load(0.0, 0.4, 2)])
+    assert load.wait_until_quiet(lambda: next(loads), lambda _: None).is_quiet
 
 
 def test_others_are_what_is_not_our_own(load):
@@ -225,3 +230,26 @@ def test_no_page_of_a_busy_machine(modules, monkeypatch, capsys, before, idle, o
     assert "the table" in printed  # in any case
     assert len(pages) == written
     assert ("No page is written, because this machine is busy" in printed) != written
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "mxnet"])
+def test_the_tables_of_the_readme_are_those_of_the_newest_pages(modules, framework):
+    table = modules["summary"].summarize(framework)
+    assert len(table.splitlines()) > 3
+    assert table in (HERE.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_summary_takes_the_faster_plain_loop_and_the_defaults(modules):
+    labels = {
+        "plain loop": ("2.00", "1.90", "2.50"),
+        "plain loop, 1 thread": ("1.50", "1.40", "1.60"),
+        "DDP": ("4.00", "4.00", "4.00"),
+        "Lockstep, default arguments (1 device, 4 shards), `step`": ("9.00", "9.00", "9.00"),
+        "Lockstep, default arguments (1 device, 4 shards), `fit`": ("8.00", "8.00", "8.00"),
+        "Lockstep, 2 devices, 2 shards, `fit`": ("1.00", "1.00", "1.00"),
+        "Lockstep, 2 devices, 4 shards (the default), `step`": ("7.00", "7.00", "7.00"),
+        "Lockstep, 2 devices, 4 shards (the default), `fit`": ("1,006.00", "6.00", "6.00"),
+    }
+    assert [cell.split(" · ")[0] for cell in modules["summary"].contenders(labels)] == [
+        "1.50", "4.00", "8.00", "1,006.00", "9.00", "7.00"
+    ]  # fmt: skip

@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_each_process_reads_the_examples_of_its_own_shards(tmp_path):
     log = tmp_path / "log"
     with trainer(2) as each:
         each.fit(indexed(Pairs(log)).batch(37), verbose=0)
-        (worker,) = each._team._workers.pids
+        (worker,) = each.session.processes.pids
     found = read(log)
     places = bounds(37, 4)
     expected = {os.getpid(): range(places[0][0], places[1][1]), worker: range(places[2][0], places[3][1])}
@@ -155,8 +156,8 @@ def test_a_pipeline_that_is_gone_is_dropped_everywhere():
         for seed in range(3):
             each.fit(made().shuffle(seed).cache().batch(10), verbose=0)
         assert descriptors() == before
-        assert not each._team._shipper._regions
-        worker = f"/proc/{each._team._workers.pids[0]}/fd"
+        assert "lockstep-pipeline" not in Path("/proc/self/maps").read_text()
+        worker = f"/proc/{each.session.processes.pids[0]}/fd"
         assert any("lockstep-cache" in os.readlink(f"{worker}/{name}") for name in os.listdir(worker))
         each.fit(made().batch(10), verbose=0)  # the next command tells of the loss
         assert not any("lockstep-cache" in os.readlink(f"{worker}/{name}") for name in os.listdir(worker))
@@ -177,12 +178,12 @@ def test_close_ends_what_was_opened_to_read():
     with trainer(2) as each:
         each.fit(kept, callbacks=[Watched()], verbose=0)
         assert not readers()  # what was opened to read ends with the fit
-        rows = next(each._source(kept, None, shuffle=False).epoch(0))
-        each._train(rows)
+        rows = next(each.session.open_data(kept, None, shuffle=False).epoch(0))
+        each.session.step(rows)
         assert readers()
         each.close()
         assert not readers()
-        each._train(rows)  # a later use opens it again
+        each.session.step(rows)  # a later use opens it again
     del kept, rows
     assert descriptors() == before
 

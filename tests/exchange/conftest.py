@@ -3,13 +3,14 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
+from functools import partial
 
 import pytest
 
-from lockstep.core.step import Member
 from lockstep.exchange.barrier import Barrier
 from lockstep.exchange.region import Region
 from lockstep.exchange.shared_memory import SharedExchange
+from lockstep.training.step import Member
 
 
 @pytest.fixture
@@ -44,15 +45,14 @@ def barriers(resources):
 def members(resources, region, barriers):
     """A function: members over the given backends that share one region."""
 
-    def make(backends, plan):
+    def make(backends):
         result = []
         for index, (backend, barrier) in enumerate(zip(backends, barriers(len(backends)), strict=True)):
             own = Region(os.dup(region.descriptor))
             resources.callback(own.close)
-            exchange = SharedExchange(backend, own, barrier, plan, index)
-            result.append(
-                Member(backend, exchange, nullcontext, lambda: 0.0, turn=nullcontext())
-            )  # they wait for each other
+            open_exchange = partial(SharedExchange, backend, own, barrier, index=index)
+            # Each has a turn of its own, because they wait for each other.
+            result.append(Member(backend, open_exchange, [index], turn=nullcontext()))
         return result
 
     return make

@@ -12,7 +12,7 @@ from lockstep.core import batches, digest
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
 from lockstep.errors import NonFiniteError, PeerFailed
-from lockstep.processes import SingleProcess
+from lockstep.processes.single_process import SingleProcess
 
 LOSSES = {"divided": CrossEntropy(ignore_index=1), "shared": "mse"}  # by the weight after the tree; by shares before
 SIZES = (61, 27, 5, 61)  # 5: fewer examples than shards
@@ -41,12 +41,13 @@ def digests(backend):
 def alone(loss, num_shards, num_replicas=1):
     """The sums of every step and the state after the last, with all replicas in one process."""
     backend = opened(loss, [f"cpu:{index}" for index in range(num_replicas)])
-    team = SingleProcess(backend)
-    assert len(team.devices) == num_replicas
+    process = SingleProcess(backend)
+    assert len(process.devices) == num_replicas
     plan = Plan.even(num_shards, num_replicas)
     sums = []
     for step, size in enumerate(SIZES):
-        sums.append(team.step(works(batch(loss, size, step), plan, team.replicas(), step), plan).tobytes())
+        (work,) = works(batch(loss, size, step), plan, process.replicas(), step)
+        sums.append(process.member.step(work, plan).sums.tobytes())
     return sums, digests(backend)
 
 
@@ -60,25 +61,30 @@ def test_replicas_of_one_process_give_the_bits_of_one(loss, num_shards, num_repl
 @pytest.mark.parametrize(("num_shards", "num_members"), [(8, 2), (8, 3), (8, 5), (5, 2), (3, 3)])
 def test_members_over_shared_memory_give_the_bits_of_one(members, together, loss, num_shards, num_members):
     plan = Plan.even(num_shards, num_members)
-    crew = members([opened(loss) for _ in range(num_members)], plan)
+    crew = members([opened(loss) for _ in range(num_members)])
     groups = [[index] for index in range(num_members)]
     sums = []
     for step, size in enumerate(SIZES):
         parts = works(batch(loss, size, step), plan, groups, step)
-        found = together([partial(member.step, work) for member, work in zip(crew, parts, strict=True)])
+        found = together([partial(sums_of_step, member, work, plan) for member, work in zip(crew, parts, strict=True)])
         assert len({each.tobytes() for each in found}) == 1
         sums.append(found[0].tobytes())
     expected = alone(loss, num_shards)
     assert [(sums, digests(member.backend)) for member in crew] == [expected] * num_members
 
 
+def sums_of_step(member, work, plan):
+    return member.step(work, plan).sums
+
+
 def trio(members):
-    return members([opened("divided") for _ in range(3)], Plan.even(8, 3))
+    return members([opened("divided") for _ in range(3)])
 
 
 def step(crew, together, data):
-    parts = works(data, Plan.even(8, 3), [[0], [1], [2]])
-    return together([partial(member.step, work) for member, work in zip(crew, parts, strict=True)])
+    plan = Plan.even(8, 3)
+    parts = works(data, plan, [[0], [1], [2]])
+    return together([partial(sums_of_step, member, work, plan) for member, work in zip(crew, parts, strict=True)])
 
 
 def goes_on(crew, together):
@@ -86,7 +92,7 @@ def goes_on(crew, together):
     data = batch("divided", 61)
     found = step(crew, together, data)
     backend, plan = opened("divided"), Plan.even(8, 1)
-    expected = SingleProcess(backend).step(works(data, plan, [[0]])[0:1], plan)
+    expected = SingleProcess(backend).member.step(works(data, plan, [[0]])[0], plan).sums
     return {each.tobytes() for each in found} == {expected.tobytes()} and [
         digests(member.backend) for member in crew
     ] == [digests(backend)] * 3

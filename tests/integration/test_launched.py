@@ -148,7 +148,7 @@ if index == 0:
     model.parameters["0.weight"] *= 0.5
 trainer.step((x[:20], y[:20]))
 history = trainer.fit((x, y), epochs=5, batch_size=30, callbacks=[Stop()], verbose=0)
-tell(trainer._run.step, len(history.epoch), trainer.digest())
+tell(trainer.session.run.step, len(history.epoch), trainer.digest())
 """
 
 # Every process has the values of all of them, also the one that runs no callbacks; and stops where the first one stops.
@@ -184,9 +184,9 @@ changed = x.copy()
 changed[3, 3] += index
 refused((changed[:50], y[:50]))
 refused((x[index:50], y[index:50]))
-trainer._run.seed = index
+trainer.session.run.seed = index
 refused((x[:50], y[:50]))
-trainer._run.seed = 0
+trainer.session.run.seed = 0
 assert trainer.digest() == before
 {STEP}
 """
@@ -241,7 +241,7 @@ CALLBACKS = """
 ema = lockstep.EMA(0.5)
 best = lockstep.EarlyStopping("loss", mode="max", restore_best=True)
 trainer.fit((x, y), epochs=2, batch_size=61, callbacks=[ema, best], verbose=2 if index == 0 else 0)
-own = trainer._backend.state()["model.0.weight"].data.tobytes().hex()[:32]
+own = trainer.session.backend.state()["model.0.weight"].data.tobytes().hex()[:32]
 with ema.applied():
     averaged = trainer.evaluate((x, y))["loss"].hex()
 tell(own, averaged, trainer.digest())

@@ -62,7 +62,7 @@ trainer = wrap(Net(), 3)
 for batch in batches(3):
     trainer.step(batch, verbose=0)
 assert trainer.digest() == digests(3)[3]
-print("trained", *trainer._team._workers.pids, flush=True)
+print("trained", *trainer.session.processes.pids, flush=True)
 """
 
 FOREVER = """
@@ -73,7 +73,7 @@ class Slow(Net):
 
 trainer = wrap(Slow(), 3)
 trainer.step(batches(1)[0], verbose=0)
-print("trained", *trainer._team._workers.pids, flush=True)
+print("trained", *trainer.session.processes.pids, flush=True)
 while True:
     trainer.step(batches(1)[0], verbose=0)
 """
@@ -235,7 +235,7 @@ assert index == 4
 found = trainer.digest()  # new workers
 known = digests(9)
 print("digest", known.index(found) - index if found in known else "of no step", flush=True)
-steps = trainer._run.step
+steps = trainer.session.run.step
 trainer.evaluate(data[0])
 assert trainer.digest() == found
 for batch in data[steps:]:
@@ -330,14 +330,14 @@ class Slow(Net):
 trainer = wrap(Slow(), 3)
 data = batches(200)
 trainer.step(data[0], verbose=0)
-print("trained", *trainer._team._workers.pids, flush=True)
+print("trained", *trainer.session.processes.pids, flush=True)
 try:
     for batch in data[1:]:
         trainer.step(batch, verbose=0)
 except lockstep.LockstepError as error:
     print(type(error).__name__, error, flush=True)
 known = digests(200)
-steps = trainer._run.step
+steps = trainer.session.run.step
 assert trainer.digest() == known[steps], "the state is whole"
 for batch in data[steps:steps + 3]:  # new workers
     trainer.step(batch, verbose=0)

@@ -273,7 +273,7 @@ def test_step_hooks_do_not_travel(nesterov, kind):
     _, two = nesterov
     two.step(BATCH)
     nesterov[0].step(BATCH)
-    hook = getattr(two._backend._recipe.optimizer, f"register_step_{kind}_hook")(lambda *arguments: None)
+    hook = getattr(two.session.backend._recipe.optimizer, f"register_step_{kind}_hook")(lambda *arguments: None)
     try:
         with pytest.raises(OptimizerError, match=r"^An optimizer's step hooks do not travel to the workers\."):
             two.step(BATCH)
@@ -285,7 +285,7 @@ def test_step_hooks_do_not_travel(nesterov, kind):
 @pytest.mark.parametrize("change", ["assign", "double", "one"])
 def test_parameters_that_were_replaced(nesterov, change):
     for trainer in nesterov:
-        net, step = trainer.model, trainer._run.step
+        net, step = trainer.model, trainer.session.run.step
         weight = net.first.weight
         own = dict(net.named_parameters())
         if change == "assign":
@@ -296,7 +296,7 @@ def test_parameters_that_were_replaced(nesterov, change):
             net.first.weight = nn.Parameter(weight.detach().clone())
         with pytest.raises(ModelError, match=r"^A model keeps the parameters it was wrapped with"):
             trainer.step((BATCH[0].double(), BATCH[1]) if change == "double" else BATCH)
-        assert trainer._run.step == step
+        assert trainer.session.run.step == step
         net.float()
         for name, parameter in own.items():
             path, _, key = name.rpartition(".")
@@ -337,7 +337,7 @@ def test_an_objective_with_other_names_in_some_shard(devices, first, then):
             for size in (2, 4):  # another shard, another process
                 refuse(trainer, one, other, size)
         trainer.step((BATCH[0][:8], ["ab"] * 8))
-        assert trainer._run.step == 2
+        assert trainer.session.run.step == 2
 
 
 def test_an_objective_may_tell_other_things_in_an_evaluation():
@@ -614,7 +614,7 @@ def test_attributes_of_every_kind_reach_every_replica():
                 change(net)
                 found.append((change.__name__, trainer.step(BATCH)["loss"], trainer.digest()))
             trainer.evaluate(BATCH)
-            carried = trainer._backend._replica._attributes._carried
+            carried = trainer.session.backend._replica._attributes._carried
             assert devices == 1 or carried == {("", "mask"), ("", "outputs")}
     assert found[: len(changes)] == found[len(changes) :]
     assert len({loss for _, loss, _ in found}) == len(changes)

@@ -51,7 +51,7 @@ def programme(name, devices):
     with make(devices, **more) as trainer:
         assert len(trainer.devices) == devices <= len(jax.devices("cpu"))
         runs = [(case, run(trainer, case)) for case in cases]
-        assert trainer._run.shards == 8
+        assert trainer.session.run.shards == 8
     return runs
 
 

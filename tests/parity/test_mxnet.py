@@ -127,7 +127,7 @@ def test_no_argument_given(devices):
     """Nothing but the batch decides on shards, threads and seed."""
     with trainer("LeNet dropout, Adam", None, devices) as wrapped:
         wrapped.step(DECIDES_ON_8)
-        assert wrapped._run.shards == 8
+        assert wrapped.session.run.shards == 8
         digests.add(wrapped.digest())
     assert len(digests) == 1
 

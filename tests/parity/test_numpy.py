@@ -53,7 +53,7 @@ def programme(kind, devices, counts=(8, 4)):
         trainer.digests()  # waits until the workers are up, so that the seconds are the steps' own
         for case in (case for shards in counts for case in cases(kind, shards)):
             if case.shards >= devices:
-                trainer._run.shards = case.shards
+                trainer.session.run.shards = case.shards
                 runs.append((case, run(trainer, case)))
     return runs
 
@@ -76,7 +76,7 @@ def test_no_argument_given(devices):
     with lockstep.wrap(model, optimizer, "cross_entropy", devices=devices) as trainer:
         assert len(trainer.devices) == devices
         trainer.step(STEPS[0])
-        assert trainer._run.shards == 8
+        assert trainer.session.run.shards == 8
         digests.add(trainer.digest())
     assert len(digests) == 1
 

@@ -43,9 +43,9 @@ def programme(devices):
         for case in cases():
             if case.shards >= devices:
                 if runs:
-                    trainer._run.shards = case.shards  # the first batch decides for itself
+                    trainer.session.run.shards = case.shards  # the first batch decides for itself
                 runs.append((case, run(trainer, case)))
-                assert (trainer._run.shards, trainer._run.threads) == (case.shards, 1)
+                assert (trainer.session.run.shards, trainer.session.run.threads) == (case.shards, 1)
     return runs
 
 

@@ -42,12 +42,12 @@ def test_close_is_idempotent_and_a_later_use_starts_again(one):
     with wrap(3) as trainer:
         assert len(trainer.devices) == 3
         trainer.step(BATCH)
-        first = trainer._team._workers.pids
+        first = trainer.session.processes.pids
         trainer.close()
         trainer.close()
         assert descriptors() == before
         trainer.step(BATCH)
-        assert not set(first) & set(trainer._team._workers.pids)
+        assert not set(first) & set(trainer.session.processes.pids)
         assert trainer.digest() == one[2]
     assert descriptors() == before
 
@@ -73,9 +73,9 @@ def test_a_loss_that_is_not_finite_changes_no_replica(one):
                 trainer.step((inputs, BATCH[1]))
             assert "The traceback in worker cpu:2:" in caught.value.__notes__[0]
             assert trainer.digest() == one[1]
-        pids = trainer._team._workers.pids
+        pids = trainer.session.processes.pids
         trainer.step(BATCH)
-        assert trainer._team._workers.pids == pids  # nobody was lost
+        assert trainer.session.processes.pids == pids  # nobody was lost
         assert trainer.digest() == one[2]
 
 
@@ -144,7 +144,7 @@ def test_a_batch_that_does_not_travel(extra, error, message, first):
         for use in (trainer.step, lambda batch: trainer.evaluate([batch])):
             with pytest.raises(error, match=message):
                 use((*BATCH, [1.0] * 19 + [extra]))  # weights, of which the last goes to the worker
-        assert trainer._run.step == alone._run.step
+        assert trainer.session.run.step == alone.session.run.step
         for each in (alone, trainer):
             each.step(BATCH)
             each.step(BATCH)
@@ -213,7 +213,7 @@ def test_more_devices_than_a_first_batch_has_shards():
     with wrap(3, shards=None) as trainer:
         assert len(trainer.devices) == 3
         trainer.step(BATCH)
-        assert trainer._run.shards == 4
+        assert trainer.session.run.shards == 4
         assert (
             "4 shards of 5 (the batch alone would give 1, raised because each of 3 devices needs one;"
             in trainer.opening
@@ -223,9 +223,9 @@ def test_more_devices_than_a_first_batch_has_shards():
 def test_an_evaluation_that_fails_in_everyone_after_a_step_leaves_the_crew_whole():
     with wrap(2) as trainer:
         trainer.step(BATCH)
-        team = trainer._team
+        team = trainer.session.processes
         with pytest.raises(LockstepError, match=r"Labels run from 0 to 2"):
             trainer.evaluate((BATCH[0], BATCH[1] + 9))
         assert trainer.evaluate(BATCH)["loss"] > 0
         trainer.step(BATCH)
-        assert trainer._team is team
+        assert trainer.session.processes is team

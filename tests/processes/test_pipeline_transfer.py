@@ -14,46 +14,46 @@ def made(offset=0):
 
 
 def test_a_pipeline_is_sent_once_and_known_by_its_number():
-    shipper, shipped = PipelineSender(), PipelineReceiver()
+    sender, receiver = PipelineSender(), PipelineReceiver()
     one, other = made(), made(10)
-    rows = [shipper.numbered(Rows(each, 0, 1, 4)) for each in (one, other, one)]
+    rows = [sender.number(Rows(each, 0, 1, 4)) for each in (one, other, one)]
     assert [each.pipeline for each in rows] == [0, 1, 0]
-    freight = shipper.freight()
-    assert list(freight.new) == [0, 1]
-    shipped.take(freight)
-    there = shipped.known(rows[0]).pipeline
+    changes = sender.take_changes()
+    assert list(changes.new) == [0, 1]
+    receiver.apply(changes)
+    there = receiver.restore(rows[0]).pipeline
     assert [batch.tolist() for batch in there] == [batch.tolist() for batch in one]
-    shipper.numbered(Rows(one, 0, 2, 4))
-    assert shipper.freight() == ({}, ())
-    shipper.again()  # a worker failed on the command that brought them
-    shipped.take(shipper.freight())
-    assert shipped.known(rows[0]).pipeline is there
-    shipper.close()
+    sender.number(Rows(one, 0, 2, 4))
+    assert sender.take_changes() == ({}, ())
+    sender.repeat()  # a worker failed on the command that brought them
+    receiver.apply(sender.take_changes())
+    assert receiver.restore(rows[0]).pipeline is there
+    sender.close()
 
 
 def test_a_pipeline_that_is_gone_is_told_once():
-    shipper, shipped = PipelineSender(), PipelineReceiver()
+    sender, receiver = PipelineSender(), PipelineReceiver()
     pipeline = made()
-    number = shipper.numbered(Rows(pipeline, 0, 0, 4)).pipeline
-    shipped.take(shipper.freight())
+    number = sender.number(Rows(pipeline, 0, 0, 4)).pipeline
+    receiver.apply(sender.take_changes())
     del pipeline
     gc.collect()
-    freight = shipper.freight()
-    assert freight == ({}, (number,))
-    shipped.take(freight)
-    assert shipped._pipelines == {}
-    assert shipper.freight() == ({}, ())
-    shipper.close()
+    changes = sender.take_changes()
+    assert changes == ({}, (number,))
+    receiver.apply(changes)
+    assert len(receiver) == 0
+    assert sender.take_changes() == ({}, ())
+    sender.close()
 
 
 def test_what_arrives_may_be_written_to_and_nobody_else_sees_it():
-    shipper, shipped = PipelineSender(), PipelineReceiver()
+    sender, receiver = PipelineSender(), PipelineReceiver()
     pipeline = made()
-    rows = shipper.numbered(Rows(pipeline, 0, 0, 4))
-    shipped.take(shipper.freight())
-    shipped.known(rows).pipeline.base.opened[:] = -1
+    rows = sender.number(Rows(pipeline, 0, 0, 4))
+    receiver.apply(sender.take_changes())
+    receiver.restore(rows).pipeline.base.opened[:] = -1
     again = PipelineReceiver()
-    shipper.again()
-    again.take(shipper.freight())
-    assert again.known(rows).pipeline.base.opened.tolist() == list(range(8))
-    shipper.close()
+    sender.repeat()
+    again.apply(sender.take_changes())
+    assert again.restore(rows).pipeline.base.opened.tolist() == list(range(8))
+    sender.close()

@@ -22,7 +22,7 @@ def outside():
 @pytest.mark.parametrize("world_size", [lambda: 1, outside])
 def test_one_worker_or_the_driver_is_no_launch(world_size, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.train", ray(world_size))
-    assert not rendezvous.launched()
+    assert not rendezvous.is_launched()
 
 
 def test_several_workers_without_a_group_are_refused(monkeypatch):
@@ -30,4 +30,4 @@ def test_several_workers_without_a_group_are_refused(monkeypatch):
     with pytest.raises(
         LaunchError, match=r"Got one of 2 workers of Ray Train without one\. Use ray\.train\.torch\.Tor"
     ):
-        rendezvous.launched()
+        rendezvous.is_launched()

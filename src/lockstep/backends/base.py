@@ -27,8 +27,6 @@ from lockstep.core.reduction import Criterion
 
 Node = Mapping[str, Any]
 
-STEP = "step"  # the one phase of an ordinary model; a GAN has one per optimizer
-
 
 @dataclass(frozen=True)
 class Habits:
@@ -69,7 +67,6 @@ class Work:
     threads: int
     seed: int
     step: int
-    phase: str = STEP
     first: Callable[[], Any] | None = None
     summed: bool = False  # whether a loss of (outputs, targets) that does not say so itself is a sum
 
@@ -104,7 +101,7 @@ class Backend(Protocol):
 
     # -- one step: leaves -> (exchange) -> update
 
-    def layout(self, phase: str) -> Layout:
+    def layout(self) -> Layout:
         """Where the gradient, buffers and sums lie in a node; the field `sums` comes last."""
 
     def node(self, layout: Layout, memory: memoryview | None) -> Node:

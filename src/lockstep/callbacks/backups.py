@@ -14,7 +14,7 @@ from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.callbacks.keras_adapter import KerasCallback, is_keras_callback
 from lockstep.core.atomic_file import replace_file
 from lockstep.errors import CallbackError, ExactError, ModelError
-from lockstep.run import Run
+from lockstep.training.run_state import Run
 
 RUN_KEY = "lockstep"  # of the run's numbers in Keras's file
 
@@ -28,11 +28,11 @@ class Restored:
 
     def take_over(self, trainer: Any, steps_per_epoch: int | None) -> bool:
         """Give the trainer's run the numbers of the backup; return whether its data is now read in another order."""
-        run, seed = trainer._run, trainer._run.seed
+        run, seed = trainer.session.run, trainer.session.run.seed
         counts = {"epoch": run.epoch + self.epochs, "step": run.step + self.epochs * (steps_per_epoch or 0)}
         run.take_over(self.run or dataclasses.replace(run, **counts))
-        trainer.reset_opening()
-        trainer.resumed = f"resumed from a backup at the beginning of epoch {self.epochs + 1}"
+        trainer.session.reset_opening()
+        trainer.session.resumed = f"resumed from a backup at the beginning of epoch {self.epochs + 1}"
         return bool(run.seed != seed)
 
 
@@ -58,7 +58,7 @@ class Backup(KerasCallback):
         numbers = self._read().get(RUN_KEY)
         saved = Run.from_saved(numbers) if isinstance(numbers, dict) else None
         if saved is not None:  # before Keras writes anything into the model
-            self.trainer._run.check(saved, self.trainer.exact, len(self.trainer.devices))
+            self.trainer.session.run.check(saved, self.trainer.exact, len(self.trainer.devices))
         model._initial_epoch = None  # Keras itself never resets it, and a later fit would skip epochs
         super().on_train_begin(logs)
         epochs, model._initial_epoch = model._initial_epoch, None
@@ -69,7 +69,7 @@ class Backup(KerasCallback):
         super().on_epoch_end(epoch, logs)
         written = self._read()
         if written.get("epoch") == epoch + 1:
-            replace_file(self._file, json.dumps({**written, RUN_KEY: self.trainer._run.state()}).encode())
+            replace_file(self._file, json.dumps({**written, RUN_KEY: self.trainer.session.run.state()}).encode())
 
     @property
     def _file(self) -> Path:

@@ -62,8 +62,6 @@ class Snapshot:
         object.__setattr__(frozen, "_encoded", _Encoded(facts, copies))
         return frozen
 
-    sealed = freeze  # the name that saver.py and beginning.py use
-
 
 def write(folder: str | os.PathLike[str], snapshot: Snapshot) -> Path:
     """Write a checkpoint and return its path; it is complete and on the disk when this returns.

@@ -15,7 +15,7 @@ from lockstep.cli import devices, scripts, target
 from lockstep.datasets import digits
 from lockstep.errors import DivergedError, LockstepError, ModelError
 from lockstep.trainer import Trainer
-from lockstep.verification import Verification
+from lockstep.training.verify import Verification
 
 DIGEST_CHARACTERS = 16
 LEAST_CHARACTERS = 6

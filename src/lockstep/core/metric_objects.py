@@ -19,10 +19,9 @@ from lockstep.core import object_state
 from lockstep.core.batches import describe, transform
 from lockstep.core.metric_kinds import WAY_OUT, Named, check_names
 from lockstep.core.outputs import Pair, ShardOutputs, join_shards
-from lockstep.core.step import TURN
 from lockstep.errors import LockstepError, ModelError, StateError
 
-Setting = Callable[[], AbstractContextManager[Any]]  # the threads and switches under which a batch is computed
+Setting = Callable[[], AbstractContextManager[Any]]  # the threads and switches of a batch, and no other trainer
 
 
 class MetricObjects:
@@ -91,7 +90,7 @@ class MetricPass:
     def add(self, pair: Pair, setting: Setting) -> None:
         """Takes one more batch, given as a whole."""
         self._values, self._setting = None, setting
-        with TURN, setting():
+        with setting():
             outputs, targets = transform(pair, self._array)
             for name, _, metric in self._metrics:
                 _update(name, metric, outputs, targets)
@@ -119,7 +118,7 @@ class MetricPass:
         """One number for each name, over what was taken since the last reset."""
         if self._values is None:
             found: list[tuple[str, float]] = []
-            with TURN, self._setting():
+            with self._setting():
                 for name, given, metric in self._metrics:
                     value = _copy(name, metric).compute()  # it may change the state, and a bar looks by the clock
                     named = (

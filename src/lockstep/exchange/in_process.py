@@ -29,7 +29,7 @@ class MemoryExchange:
     def reduce(self, nodes: Mapping[tree.Node, Node], work: Work) -> tuple[Node, Sums]:
         """The root of the tree out of this process's own nodes."""
         total = self._backend.finish(nodes, work.num_shards)
-        return total, slices.divide(self._backend, self._backend.layout(work.phase), total)
+        return total, slices.divide(self._backend, self._backend.layout(), total)
 
     def commit(self) -> None:
         """Nothing to wait for."""

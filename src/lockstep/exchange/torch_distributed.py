@@ -146,7 +146,7 @@ class DistributedExchange:
 
     def reduce(self, nodes: Mapping[tree.Node, Node], work: Work) -> tuple[Node, Sums]:
         """The root of the tree, of which this process adds its slice."""
-        layout = self._backend.layout(work.phase)
+        layout = self._backend.layout()
         self._meet(True)
         if self._wire.count == 1:  # what a process without a launcher does
             return self._own.reduce(nodes, work)

@@ -1,8 +1,8 @@
-"""How processes that `jax.distributed` has launched find each other.
+"""How processes of `jax.distributed` meet.
 
-They have a store in common and no group of torch's. So the first opens a port,
-writes down where, and the others read it. JAX is looked for among the modules that
-the script has imported, and never imported here.
+They share a key-value store but no process group of torch, so the first process chooses a port, writes its address
+into the store, and the others read it. JAX is looked for among the modules that the script has imported, and never
+imported here.
 """
 
 import os
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_PLACE = "lockstep/meeting"
-_HOST = "lockstep/host"
-_PATIENCE = 300_000  # milliseconds
+_ADDRESS_KEY = "lockstep/meeting"
+_HOST_KEY = "lockstep/host"
+_TIMEOUT_MS = 300_000
 
 
 @dataclass(frozen=True)
 class JaxProcesses:
-    """This process's number, how many there are, and the store they share."""
+    """This process's rank, the number of processes, and the store they share."""
 
     index: int
     count: int
@@ -29,23 +29,25 @@ class JaxProcesses:
     coordinator: str
 
     def agree_on_address(self) -> tuple[str, bool]:
-        """Where the first process listens, and whether all are on one host: the same answer in every process."""
-        self.store.key_value_set(f"{_HOST}/{self.index}", describe_host(), allow_overwrite=True)
+        """Return where the first process listens, and whether all are on one host; equal in every process."""
+        self.store.key_value_set(f"{_HOST_KEY}/{self.index}", describe_host(), allow_overwrite=True)
         if self.index == 0:
-            hosts = {self.store.blocking_key_value_get(f"{_HOST}/{index}", _PATIENCE) for index in range(self.count)}
+            hosts = {
+                self.store.blocking_key_value_get(f"{_HOST_KEY}/{index}", _TIMEOUT_MS) for index in range(self.count)
+            }
             host = "127.0.0.1" if len(hosts) == 1 else self.coordinator.rpartition(":")[0]
-            with socket.socket() as free:
-                free.bind(("127.0.0.1" if len(hosts) == 1 else "", 0))
-                place = f"{len(hosts)} {host}:{free.getsockname()[1]}"
-            self.store.key_value_set(_PLACE, place, allow_overwrite=True)
-        num_hosts, address = self.store.blocking_key_value_get(_PLACE, _PATIENCE).split()
+            with socket.socket() as probe:  # its port is free again when the group is joined
+                probe.bind(("127.0.0.1" if len(hosts) == 1 else "", 0))
+                address = f"{len(hosts)} {host}:{probe.getsockname()[1]}"
+            self.store.key_value_set(_ADDRESS_KEY, address, allow_overwrite=True)
+        num_hosts, address = self.store.blocking_key_value_get(_ADDRESS_KEY, _TIMEOUT_MS).split()
         return address, num_hosts == "1"
 
 
 def describe_host() -> str:
-    """A string that is equal in two processes if they can reach each other over the loopback interface.
+    """Return a string that is equal in two processes if they can reach each other over the loopback interface.
 
-    Linux tells its running kernel and the process's network, of which a host of containers has several.
+    It names the running kernel and the process's network namespace: containers of one host may have one each.
     """
     words = [platform.node()]
     with suppress(OSError):
@@ -53,8 +55,8 @@ def describe_host() -> str:
     return " ".join(words)
 
 
-def found() -> JaxProcesses | None:
-    """The world of `jax.distributed`, where the script has joined one of several processes."""
+def find_jax_processes() -> JaxProcesses | None:
+    """Return the processes of `jax.distributed`, if the script has joined several."""
     state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
     if state is None or state.client is None or state.num_processes < 2:
         return None

@@ -1,117 +1,121 @@
-"""This process and the workers it started on this host.
+"""This process, the controller, and the workers it started on this host.
 
-The script's own process is the first member and the only one that decides. Each
-command goes to every worker and gets one answer. The answer to a step is only
-read before the next command, so that workers and script finish their updates side
-by side. What the script changed between two commands travels with the second.
+The controller is the first process and the only one that decides. Each command goes to every worker and gets one
+answer. The answer to a step is only read before the next command, so that workers and controller apply their updates
+side by side. What the script changed between two commands travels with the second.
 
-When a worker is lost, or the script is interrupted, all workers end; the script's own model is
-whole, and the next use starts new workers from it.
+When a worker is lost, or the script is interrupted, all workers end; the script's own model is whole, and the next use
+starts new workers from it.
 """
 
 import functools
 import os
 import pickle
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import cloudpickle
 
 from lockstep.backends.base import Backend, Portable, Work
 from lockstep.core.batches import Rows, transform
-from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
-from lockstep.core.step import TURN, Member, filled
 from lockstep.data.readers import Readers
 from lockstep.errors import PeerFailed, WorkerError
 from lockstep.exchange import parcel
 from lockstep.exchange.barrier import Barrier, require_ordered_writes
-from lockstep.exchange.in_process import MemoryExchange
 from lockstep.exchange.region import Region
 from lockstep.exchange.shared_memory import SharedExchange
-from lockstep.launch.interrupt import deferred
 from lockstep.launch.worker_pool import WorkerPool, require_linux
-from lockstep.processes.base import Value, numbered
+from lockstep.processes import commands
+from lockstep.processes.base import Value
+from lockstep.processes.commands import Command
 from lockstep.processes.pipeline_transfer import PipelineSender
-from lockstep.processes.worker_loop import STEP_MARK, Command, WorkerSetup, serve
+from lockstep.processes.worker_loop import NO_MARK, STEP_MARK, Message, WorkerSetup, serve
+from lockstep.training.step import TURN, Member, read_examples
 
 
 class LocalWorkers:
-    """One worker for every group of devices but the first."""
+    """The controller with one worker for every group of devices but the first."""
 
     first = True
 
-    def __init__(self, backend: Backend, home: str, groups: Sequence[Sequence[str]]) -> None:
+    def __init__(self, backend: Backend, framework: str, groups: Sequence[Sequence[str]]) -> None:
         require_linux()
         require_ordered_writes()
         assert isinstance(backend, Portable)
-        recipe = _Dump(backend.dump())
-        backend.touched()
+        recipe = _PickledRecipe(backend.dump())
+        backend.touched()  # what the script wrote until now is in the recipe
         self.devices = tuple(device for group in groups for device in group)
-        self._groups = groups
-        self._backend = backend
-        self._leaves, self._parcels, control = (Region.create(name) for name in ("leaves", "parcels", "control"))
-        self._regions = (self._leaves, self._parcels, control)
-        self._bells = tuple(os.eventfd(0) for _ in groups)
-        self._hang_up = weakref.finalize(self, _close, self._bells)
         self.closed = False
-        self._shipper = PipelineSender()
+        self._replicas = number_replicas(groups)
+        self._backend = backend
+        sums, self._messages, control = (Region.create(name) for name in ("leaves", "parcels", "control"))
+        self._regions = (sums, self._messages, control)
+        bells = tuple(os.eventfd(0) for _ in groups)
+        self._close_bells = weakref.finalize(self, _close, bells)
+        self._pipelines = PipelineSender()
         self._readers = Readers(backend.stage, (0, len(groups)))
-        self._others = Readers(place=(0, len(groups)))  # what this process reads for the others stays as it is
-        self.member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, self._readers.read)
+        self._readers_for_others = Readers(place=(0, len(groups)))  # not staged: what they read is sent on
         descriptors = tuple(region.descriptor for region in self._regions)
         try:
-            self._workers = WorkerPool([group[0] for group in groups[1:]], share=[*descriptors, *self._bells])
-            self._barrier = Barrier(0, control, self._bells, self._workers.pidfds)
-            berths = [
-                WorkerSetup(home, recipe, tuple(group), index, self._bells, descriptors)
-                for index, group in enumerate(groups)
+            self._workers = WorkerPool([group[0] for group in groups[1:]], share=[*descriptors, *bells])
+            barrier = Barrier(0, control, bells, self._workers.pidfds)
+            open_exchange = functools.partial(SharedExchange, backend, sums, barrier, index=0)
+            self.member = Member(backend, open_exchange, self._replicas[0], self._readers.read)
+            setups = [
+                WorkerSetup(framework, recipe, tuple(group), tuple(replicas), index, bells, descriptors)
+                for index, (group, replicas) in enumerate(zip(groups, self._replicas, strict=True))
             ]
-            self._workers.start(cloudpickle.dumps(functools.partial(serve, berth)) for berth in berths[1:])
+            self._workers.start(cloudpickle.dumps(functools.partial(serve, setup)) for setup in setups[1:])
         except BaseException:
             self.close()
             raise
-        self._plan: Plan | None = None
-        self._controls = b""
+        self._plan: Plan | None = None  # the one that every worker has
+        self._controls = b""  # likewise
         self._stale = False  # whether the script's state has not reached the workers
-        self._waiting = [True] * (len(groups) - 1)  # each says once that it is ready
+        self._waiting = [True] * (len(groups) - 1)  # each worker says once that it is ready
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' process ids."""
+        return self._workers.pids
 
     def agree(self, stop: bool, terminated: bool) -> tuple[bool, bool]:
-        """The callbacks run here."""
+        """Return both as they are: the callbacks run here."""
         return stop, terminated
 
     def share(self, make: Callable[[], Value]) -> Value:
-        """The first process is this one."""
+        """Return what `make` gives: this process is the first."""
         return make()
 
     def settle(self) -> None:
-        """It travels with the next command."""
+        """Do nothing: what callbacks have changed travels with the next command."""
 
     def abandon(self, terminated: bool = False) -> None:
-        """The workers wait for commands alone."""
+        """Do nothing: the workers wait for commands alone."""
 
     def replicas(self) -> list[list[int]]:
-        """Replicas are numbered through the processes."""
-        return numbered(self._groups)
+        """Return the numbers of each process's replicas."""
+        return self._replicas
 
     def ready(self) -> None:
-        """Waits until every worker has its model."""
-        with self._whole_or_closed():
+        """Wait until every worker has its model."""
+        with self._closed_if_broken():
             self._settle()
 
-    def step(self, works: list[Work], plan: Plan) -> Sums:
-        """One step by everyone; the workers' answers are read before the next command."""
-        with self._whole_or_closed():
-            self._tell("step", works, plan if plan != self._plan else None)
-            if plan != self._plan:
-                self.member.exchange = SharedExchange(self._backend, self._leaves, self._barrier, plan, 0)
-                self._plan = plan
+    @contextmanager
+    def step(self, works: list[Work], plan: Plan) -> Iterator[Work]:
+        """Send the step to the workers and hand out this process's part; their answers are read before the next."""
+        with self._closed_if_broken():
+            new_plan = plan if plan != self._plan else None
+            self._send(functools.partial(commands.step, new_plan), works, STEP_MARK)
+            self._plan = plan
             try:
-                return self.member.step(works[0])
+                yield works[0]
             except PeerFailed:
                 lost = self._workers.poll_dead()
                 if lost is not None:  # the others may wait for it at the barrier and never answer
@@ -121,90 +125,93 @@ class LocalWorkers:
                     "A worker failed in this step and did not say why. The step was not made. Run it again."
                 ) from None
             except Exception:
-                self._drain()
-                self._controls, self._stale = b"", True  # after the commit they made the step, and this process did not
+                self._read_and_ignore_answers()
+                # If it was raised after the commit, the workers made the step and this process did not.
+                self._controls, self._stale = b"", True
                 raise
 
-    def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
-        """Everyone's results."""
-        with self._whole_or_closed():
-            self._tell(method, works, None)
+    def gather(self, command: Command, works: Sequence[Work]) -> list[Any]:
+        """Return all answers, this process's first."""
+        with self._closed_if_broken():
+            self._send(command, works, NO_MARK)
             try:
-                own = getattr(self.member, method)(works[0])
+                own = command(self.member, works[0])
             except Exception:
-                self._drain()
+                self._read_and_ignore_answers()
                 raise
             return [own, *self._answers()]
 
     def close(self) -> None:
-        """Ends the workers and lets go of the shared memory."""
+        """End the workers and let go of the shared memory."""
         if self.closed:
             return
         self.closed = True
-        if hasattr(self, "_workers"):
+        if hasattr(self, "_workers"):  # else not one worker could be started
             self._workers.close()
         self._readers.close()
-        self._others.close()
-        self._shipper.close()
-        self.member.exchange.close()
+        self._readers_for_others.close()
+        self._pipelines.close()
+        if hasattr(self, "member"):
+            self.member.close()
         for region in self._regions:
             region.close()
-        self._hang_up()
+        self._close_bells()
 
     @contextmanager
-    def _whole_or_closed(self) -> Iterator[None]:
-        """Ends the workers if one is lost or an interrupt left a message unread."""
+    def _closed_if_broken(self) -> Iterator[None]:
+        """End the workers if one is lost, or if an interrupt has left a message unread."""
         try:
             yield
         except (WorkerError, KeyboardInterrupt, SystemExit, GeneratorExit):
             self.close()
             raise
 
-    def _tell(self, method: str, works: list[Work], plan: Plan | None) -> None:
-        """Sends a command to every worker, with what the script changed since the last."""
+    def _send(self, command: Command, works: Sequence[Work], mark: bytes) -> None:
+        """Send a command to every worker, with what the script has changed since the last."""
         self._settle()
         with TURN:
             controls = pickle.dumps(self._backend.controls())
+            # Inside, because a comparison of the whole state runs with the threads and switches of a step.
             with self._backend.computing(works[0]):
                 self._stale |= self._backend.touched()
-        turned = controls if controls != self._controls else None
+        changed_controls = controls if controls != self._controls else None
         state = self._backend.state() if self._stale else None
-        sent = self._travelling(works[1:])
-        freight = self._shipper.freight()
-        commands = [Command(method, work, plan, turned, state, freight) for work in sent]
-        mark = STEP_MARK if method == "step" else b" "
-        for index, message in enumerate(parcel.pack(commands, self._parcels)):
+        sent = self._for_workers(works[1:])
+        changes = self._pipelines.take_changes()
+        messages = [Message(command, work, changed_controls, state, changes) for work in sent]
+        for index, data in enumerate(parcel.pack(messages, self._messages)):
             self._waiting[index] = True
-            self._workers.send(index, mark + message)
+            self._workers.send(index, mark + data)
         self._controls, self._stale = controls, False
 
     def _settle(self) -> None:
-        """Reads what is still to be answered. A failure here came after a commit, so that replica is lost."""
+        """Read the answers that are due. A failure here came after a commit, so that replica is lost."""
         try:
             self._answers()
         except Exception:
             self.close()
             raise
 
-    def _drain(self) -> None:
-        """Reads the answers to a command that this process itself has failed; its own error is the one that counts."""
+    def _read_and_ignore_answers(self) -> None:
+        """Read the answers to a command in which this process has failed itself: its own error is raised."""
         with suppress(Exception):
             self._answers()
 
-    def _travelling(self, works: list[Work]) -> list[Work]:
-        """The same works with arrays that any process can read, and rows of which the workers know the pipeline."""
+    def _for_workers(self, works: Sequence[Work]) -> list[Work]:
+        """Return the works with arrays that any process can read, and rows whose pipeline the workers have."""
         rows = [piece for work in works for piece in work.shards.values() if isinstance(piece, Rows)]
-        if rows and not rows[0].pipeline.chain.travels:  # one read for all workers: what comes next is one guess
-            found = dict(zip(rows, self._others.read(rows), strict=True))
-            works = [filled(work, lambda own: [found[piece] for piece in own]) for work in works]
+        if rows and not rows[0].pipeline.chain.travels:
+            # Read once for all workers: a reader prefetches what would come next, for one caller.
+            examples = dict(zip(rows, self._readers_for_others.read(rows), strict=True))
+            works = [read_examples(work, lambda own: [examples[piece] for piece in own]) for work in works]
 
         def leaf(value: Any) -> Any:
-            return self._shipper.numbered(value) if isinstance(value, Rows) else self._backend.host(value)
+            return self._pipelines.number(value) if isinstance(value, Rows) else self._backend.host(value)
 
         return [replace(work, pieces=transform(work.pieces, leaf)) for work in works]
 
     def _answers(self) -> list[Any]:
-        """The workers' answers to the last command; raises what one of them raised."""
+        """Return the workers' answers to the last command; raise what one of them raised."""
         answers = []
         failures: list[Exception] = []
         for index, waiting in enumerate(self._waiting):
@@ -212,19 +219,29 @@ class LocalWorkers:
                 self._waiting[index] = False
                 try:
                     answers.append(pickle.loads(self._workers.receive(index)))
-                except PeerFailed:  # not the cause, only one who heard of it
+                except PeerFailed:  # it reports that another has failed
                     pass
                 except Exception as error:
                     failures.append(error)
         if failures:
             # A worker that failed may not have taken over what came with the command: all of it is sent again.
             self._plan, self._controls, self._stale = None, b"", True
-            self._shipper.again()
+            self._pipelines.repeat()
             raise next((error for error in failures if isinstance(error, WorkerError)), failures[0])
         return answers
 
 
-class _Dump:
+def number_replicas(groups: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Number the replicas of each process, on through the processes.
+
+    >>> number_replicas([["cuda:0", "cuda:1"], ["cuda:2"]])
+    [[0, 1], [2]]
+    """
+    numbers = count()
+    return [[next(numbers) for _ in group] for group in groups]
+
+
+class _PickledRecipe:
     """A recipe that is pickled already; unpickled, it is the recipe."""
 
     def __init__(self, data: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Whether a launcher started this process, and how it meets the others.
+"""Whether a launcher started this process, and how it joins the others.
 
-A launched process starts nothing. torch.distributed is the meeting place, whatever
-the framework, and it is only imported if there are others.
+A launched process starts no workers. The processes meet through torch.distributed, whatever the framework; it is only
+imported if there are others.
 """
 
 import functools
@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING, Any
 from lockstep.devices import is_cpu
 from lockstep.errors import LaunchError, MissingExtra
 from lockstep.launch import environment
-from lockstep.processes import jax_processes
+from lockstep.processes.jax_processes import find_jax_processes
 
 if TYPE_CHECKING:
     from lockstep.exchange.torch_distributed import Wire
 
 
-def launched() -> bool:
-    """Whether this process is one of those that a launcher, or the script itself, has brought together."""
-    if _grouped() or jax_processes.found() is not None or environment.launched() is not None:
+def is_launched() -> bool:
+    """Return whether this process is one of several that a launcher, or the script itself, has started."""
+    if _has_group() or find_jax_processes() is not None or environment.launched() is not None:
         return True
     _check_ray()
     return False
 
 
-def device(available: list[str], wanted: Any) -> str:
-    """The device of this process: CPU replicas are numbered through the world, accelerators on each host."""
+def choose_device(available: list[str], wanted: Any) -> str:
+    """Return the device of this process: CPU replicas are numbered by rank, accelerators on each host."""
     first = str(wanted[0] if isinstance(wanted, list | tuple) else wanted).lower()
-    if _grouped():
+    if _has_group():
         from lockstep.exchange.torch_distributed import rank
 
         index = rank()
         local = environment.local_index(index)
-    elif (met := jax_processes.found()) is not None:
-        index, local = met.index, environment.local_index(0)  # JAX shows each process its own devices
+    elif (joined := find_jax_processes()) is not None:
+        index, local = joined.index, environment.local_index(0)  # JAX shows each process its own devices
     else:
         place = environment.launched()
         assert place is not None
@@ -43,8 +43,8 @@ def device(available: list[str], wanted: Any) -> str:
 
 
 @functools.cache
-def wire(accelerated: bool) -> "Wire":
-    """The process group, joined once and used by every trainer of this process."""
+def join(accelerated: bool) -> "Wire":
+    """Join the process group, once; every trainer of this process uses it."""
     try:
         from lockstep.exchange.torch_distributed import Wire
     except ImportError:
@@ -52,20 +52,20 @@ def wire(accelerated: bool) -> "Wire":
             "Processes that were launched together meet through torch.distributed, which is not installed. "
             'Use pip install "lockstep-train[torch]", or start the script without a launcher.'
         ) from None
-    if _grouped():
+    if _has_group():
         return Wire(accelerated)
-    if (met := jax_processes.found()) is not None:
-        address, on_one_host = met.agree_on_address()
-        return _join(address, met.index, met.count, accelerated, on_one_host, loopback=on_one_host)
+    if (joined := find_jax_processes()) is not None:
+        address, on_one_host = joined.agree_on_address()
+        return _join_at(address, joined.index, joined.count, accelerated, on_one_host, loopback=on_one_host)
     place = environment.launched()
     assert place is not None
     loopback = place.is_on_one_host and not environment.has_launcher_store()  # torchrun listens itself, where it likes
     address = f"{place.address}:{place.port}"
-    return _join(address, place.index, place.count, accelerated, place.is_on_one_host, loopback)
+    return _join_at(address, place.index, place.count, accelerated, place.is_on_one_host, loopback)
 
 
-def _join(address: str, index: int, count: int, accelerated: bool, on_one_host: bool, loopback: bool) -> "Wire":
-    """Joins the group; where all processes are on one host, none of its sockets listens beyond the loopback."""
+def _join_at(address: str, index: int, count: int, accelerated: bool, on_one_host: bool, loopback: bool) -> "Wire":
+    """Join the group; if all processes are on one host, its sockets listen on the loopback interface alone."""
     from lockstep.exchange.torch_distributed import Wire
 
     if on_one_host:
@@ -77,9 +77,10 @@ def _join(address: str, index: int, count: int, accelerated: bool, on_one_host: 
 
 
 def _check_ray() -> None:
-    """Raises in a worker of Ray Train that was not brought together with the others.
+    """Raise in a worker of Ray Train that has no process group.
 
-    Ray sets no variables for its workers. Its TorchTrainer makes a process group; JaxTrainer does nothing on CPUs.
+    Ray sets no environment variables for its workers. TorchTrainer makes a process group; JaxTrainer does nothing on
+    CPUs.
     """
     context = getattr(sys.modules.get("ray.train"), "get_context", None)
     if context is None:
@@ -96,8 +97,8 @@ def _check_ray() -> None:
         )
 
 
-def _grouped() -> bool:
-    """Whether the script has made a process group of torch's itself."""
+def _has_group() -> bool:
+    """Return whether the script has initialized torch.distributed itself."""
     if "torch" not in sys.modules:
         return False
     from lockstep.exchange.torch_distributed import initialized

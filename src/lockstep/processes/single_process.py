@@ -1,21 +1,20 @@
 """One process that holds every replica."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from lockstep.backends.base import Backend, Work
-from lockstep.core.metrics import Sums
 from lockstep.core.plan import Plan
-from lockstep.core.step import Member
 from lockstep.data.readers import Readers
 from lockstep.exchange.in_process import MemoryExchange
-from lockstep.launch.interrupt import deferred
 from lockstep.processes.base import Value
+from lockstep.processes.commands import Command
+from lockstep.training.step import Member
 
 
 class SingleProcess:
-    """Nobody else."""
+    """This process alone: there is nobody to wait for or to tell."""
 
     first = True
     closed = False
@@ -23,38 +22,41 @@ class SingleProcess:
     def __init__(self, backend: Backend) -> None:
         self.devices = tuple(backend.devices)
         self._readers = Readers(backend.stage)
-        self.member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, self._readers.read)
+        self.member = Member(
+            backend, lambda plan: MemoryExchange(backend), range(len(self.devices)), self._readers.read
+        )
 
     def ready(self) -> None:
-        """Nobody to wait for."""
+        """Nothing to wait for."""
 
-    def step(self, works: list[Work], plan: Plan) -> Sums:
-        """One step over every shard."""
-        return self.member.step(works[0])
+    @contextmanager
+    def step(self, works: list[Work], plan: Plan) -> Iterator[Work]:
+        """Hand out the whole batch."""
+        yield works[0]
 
-    def gather(self, method: str, works: list[Work]) -> list[dict[int, Any]]:
-        """This process's own result."""
-        return [getattr(self.member, method)(works[0])]
+    def gather(self, command: Command, works: Sequence[Work]) -> list[Any]:
+        """Return this process's own answer."""
+        return [command(self.member, works[0])]
 
     def agree(self, stop: bool, terminated: bool) -> tuple[bool, bool]:
-        """The callbacks run here."""
+        """Return both as they are: the callbacks run here."""
         return stop, terminated
 
     def share(self, make: Callable[[], Value]) -> Value:
-        """The first process is this one."""
+        """Return what `make` gives: this process is the first."""
         return make()
 
     def settle(self) -> None:
-        """Nobody else."""
+        """Nothing to bring."""
 
     def abandon(self, terminated: bool = False) -> None:
         """Nobody to tell."""
 
     def replicas(self) -> list[list[int]]:
-        """All of them, here."""
+        """Return the numbers of all replicas, in one list."""
         return [list(range(len(self.devices)))]
 
     def close(self) -> None:
-        """Lets go of the nodes and of what was opened to read."""
+        """Let go of the memory for partial sums, and of what was opened to read."""
         self._readers.close()
-        self.member.exchange.close()
+        self.member.close()

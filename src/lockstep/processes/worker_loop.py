@@ -1,90 +1,86 @@
-"""The worker's main loop."""
+"""A worker's main loop: receive a command, run it, answer."""
 
+import functools
 import pickle
-import time
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lockstep.backends.base import Backend, State, Work
 from lockstep.backends.registry import module
 from lockstep.core.batches import Rows, transform
-from lockstep.core.plan import Plan
-from lockstep.core.step import Member
 from lockstep.data.readers import Readers
 from lockstep.devices import is_cpu
 from lockstep.exchange import parcel
 from lockstep.exchange.barrier import Barrier
-from lockstep.exchange.in_process import MemoryExchange
 from lockstep.exchange.region import Region
 from lockstep.exchange.shared_memory import SharedExchange
 from lockstep.launch import malloc, remote_errors
 from lockstep.launch.channel import Channel
-from lockstep.launch.interrupt import deferred
-from lockstep.processes.pipeline_transfer import Freight, PipelineReceiver
+from lockstep.processes.commands import Command
+from lockstep.processes.pipeline_transfer import PipelineChanges, PipelineReceiver
+from lockstep.training.step import Member
 
-STEP_MARK = b"s"  # before a command that ends at the barrier; one that cannot be read must still arrive there
+STEP_MARK = b"s"  # before a step's message: a worker that cannot read it must still arrive at the barrier
+NO_MARK = b" "
 
 
 class WorkerSetup(NamedTuple):
     """What a worker starts with: its model, its devices, and the descriptors it inherited."""
 
-    home: str
+    framework: str
     recipe: Any  # a Recipe; it may travel as a pickle within the pickle
     devices: tuple[str, ...]
-    number: int
-    bells: tuple[int, ...]
-    regions: tuple[int, ...]
+    replicas: tuple[int, ...]
+    rank: int  # of this process; the controller is 0
+    bells: tuple[int, ...]  # the eventfds of all processes
+    regions: tuple[int, ...]  # shared memory: partial sums, messages, barrier
 
 
-class Command(NamedTuple):
-    """One thing to do for every worker, and what the script has changed since the last."""
+class Message(NamedTuple):
+    """A command, and what the script has changed since the last one."""
 
-    method: str
+    command: Command
     work: Work
-    plan: Plan | None
     controls: bytes | None
     state: State | None
-    freight: Freight
+    pipelines: PipelineChanges
 
 
-def serve(berth: WorkerSetup, link: Channel) -> None:
-    """Answers the parent's commands until the link closes."""
-    if is_cpu(berth.devices[0]):
+def serve(setup: WorkerSetup, channel: Channel) -> None:
+    """Run the controller's commands until the channel closes."""
+    if is_cpu(setup.devices[0]):
         malloc.keep_freed()
-    home = module(berth.home)
-    backend = home.open(berth.recipe, berth.devices)
-    leaves, parcels, control = (Region(descriptor) for descriptor in berth.regions)
-    barrier = Barrier(berth.number, control, berth.bells)
-    readers = Readers(backend.stage, (berth.number, len(berth.bells)))
-    shipped = PipelineReceiver()
-    member = Member(backend, MemoryExchange(backend), deferred, time.perf_counter, readers.read)
-    link.send(pickle.dumps(None))
+    backend = module(setup.framework).open(setup.recipe, setup.devices)
+    sums, messages, control = (Region(descriptor) for descriptor in setup.regions)
+    barrier = Barrier(setup.rank, control, setup.bells)
+    readers = Readers(backend.stage, (setup.rank, len(setup.bells)))
+    pipelines = PipelineReceiver()
+    open_exchange = functools.partial(SharedExchange, backend, sums, barrier, index=setup.rank)
+    member = Member(backend, open_exchange, setup.replicas, readers.read)
+    channel.send(pickle.dumps(None))
     while True:
-        message = link.receive()
+        data = channel.receive()
         try:
             try:
-                command = _prepared(message, parcels, backend, shipped)
+                command, work = _prepare(parcel.unpack(data[1:], messages), backend, pipelines)
             except Exception:
-                if message[:1] == STEP_MARK:
+                if data[:1] == STEP_MARK:
                     barrier.fail()  # the others would wait for this process
                 raise
-            if command.plan is not None:
-                member.exchange = SharedExchange(backend, leaves, barrier, command.plan, berth.number)
-            result: Any = getattr(member, command.method)(command.work)
+            answer = command(member, work)
         except Exception as error:
-            remote_errors.report(link, error)
+            remote_errors.report(channel, error)
         else:
-            link.send(pickle.dumps(None if command.method == "step" else result))
+            channel.send(pickle.dumps(answer))
 
 
-def _prepared(message: bytes, parcels: Region, backend: Backend, shipped: PipelineReceiver) -> Command:
-    """The command, with everything the script changed taken over."""
-    command: Command = parcel.unpack(message[1:], parcels)
-    shipped.take(command.freight)
-    pieces = transform(command.work.pieces, lambda value: shipped.known(value) if isinstance(value, Rows) else value)
-    command = command._replace(work=replace(command.work, pieces=pieces))
-    if command.state is not None:
-        backend.load(command.state)
-    if command.controls is not None:  # after the state: a schedule's number follows from the step that stands there
-        backend.turn(pickle.loads(command.controls))
-    return command
+def _prepare(message: Message, backend: Backend, pipelines: PipelineReceiver) -> tuple[Command, Work]:
+    """Take over what the script has changed, and return the command, and its work with the pipelines."""
+    command, work, controls, state, changes = message
+    pipelines.apply(changes)
+    pieces = transform(work.pieces, lambda value: pipelines.restore(value) if isinstance(value, Rows) else value)
+    if state is not None:
+        backend.load(state)
+    if controls is not None:  # after the state: a schedule's number follows from the step that is in the state
+        backend.turn(pickle.loads(controls))
+    return command, replace(work, pieces=pieces)

@@ -111,4 +111,4 @@ def test_a_checkpoint_holds_the_numbers(count, tmp_path):
 def test_a_checkpoint_with_numbers_for_another_module(tmp_path):
     trainer = wrapped(Scaled())
     with pytest.raises(StateError, match=r"^The checkpoint does not fit this model\. It has .* for a module 'other', "):
-        trainer._backend.set_attributes({"model": '{"other": {"rate": 0.5}}'})
+        trainer.session.backend.set_attributes({"model": '{"other": {"rate": 0.5}}'})

@@ -115,7 +115,7 @@ def test_leaves_are_let_go_after_the_step(read):
     trainer = lockstep.wrap((lambda params, x: x @ params, jnp.ones((6, 3))), optax.sgd(0.1), LOSS, shards=4)
     assert np.isfinite(trainer.step((X, Y))[read])
     gc.collect()
-    (length,) = trainer._backend._fields.lengths.values()
+    (length,) = trainer.session.backend._fields.lengths.values()
     assert sum(array.shape[-1:] == (length,) for array in jax.live_arrays()) == 1  # the total
 
 

@@ -148,7 +148,7 @@ def on(names):
     with lockstep.wrap(Dropping(), optax.adam(0.1), LOSS, devices=names, shards=4) as trainer:
         for _ in range(2):
             trainer.step((X, Y))
-        replicas = trainer._backend._replicas
+        replicas = trainer.session.backend._replicas
         return trainer.digest(), [str(each) for each in replicas.executables.devices], str(trainer(X).device)
 
 

@@ -424,7 +424,7 @@ def test_learning_rates_inside_functions_can_be_neither_read_nor_set():
     with pytest.raises(OptimizerError, match="Got 1 rates for 0 groups"):
         trainer.learning_rates = (0.1,)
     with pytest.raises(OptimizerError, match=r"optax.inject_hyperparams"):
-        trainer._backend.set_numbers([{"lr": 0.1}])
+        trainer.session.backend.set_numbers([{"lr": 0.1}])
 
 
 def test_a_callback_that_needs_them_says_so():

@@ -39,7 +39,7 @@ for size in (61, 5, 60):
     logs = trainer.step((x[:size], y[:size]))
     found.append([trainer.digest(), logs["loss"].hex(), logs["grad_norm"].hex()])
 found.append(sorted(trainer.evaluate((x, y)).items()))
-if trainer._team.first:
+if trainer.session.processes.first:
     print(json.dumps([len(trainer.devices), found]), flush=True)
 """
 
@@ -78,7 +78,7 @@ for rate in (None, 0.5):  # set while the state waits for a batch
     after.step((x, y))
     assert after.learning_rates == (rate or 0.25,), after.learning_rates
     found.append(after.digest())
-with open(f"{trainer._devices[0]} of {len(trainer.devices)}.json", "w") as file:
+with open(f"{trainer.session.own_devices[0]} of {len(trainer.devices)}.json", "w") as file:
     json.dump(found, file)
 """
 
@@ -102,8 +102,8 @@ class Turning(lockstep.Callback):
 model = Scaled()
 trainer = lockstep.wrap(model, optax.sgd(0.1), "cross_entropy", shards=4)
 trainer.fit((x, y), epochs=3, batch_size=61, verbose=0, callbacks=[Turning()])
-found = trainer._backend.controls(), trainer.digest()
-with open(f"turned {trainer._devices[0]} of {len(trainer.devices)}.json", "w") as file:
+found = trainer.session.backend.controls(), trainer.digest()
+with open(f"turned {trainer.session.own_devices[0]} of {len(trainer.devices)}.json", "w") as file:
     json.dump(found, file)
 """
 
@@ -118,7 +118,7 @@ def trained():
     with lockstep.wrap((apply, variables), optax.adam(1e-2), "cross_entropy", shards=1, precision="bf16") as trainer:
         for _ in range(5):
             trainer.step((x, y))
-        return trainer.digest(), type(trainer._team).__name__
+        return trainer.digest(), type(trainer.session.processes).__name__
 
 plain = trained()
 torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)

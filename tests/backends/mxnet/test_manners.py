@@ -187,7 +187,7 @@ def test_threads_are_set_while_computing_and_put_back(threads):
 def test_threads_that_were_not_given_follow_from_the_engines_own():
     with wrapped(net(), devices=2, threads=None) as trainer:
         trainer.step(BATCH)
-        assert trainer._run.threads == max(1, settings.num_threads(mx.cpu(0)) // 8)
+        assert trainer.session.run.threads == max(1, settings.num_threads(mx.cpu(0)) // 8)
 
 
 def test_an_evaluation_between_the_steps_changes_no_bits():

@@ -191,7 +191,7 @@ def test_numbers_of_the_schedule_follow_the_steps():
         trainer.load_state(state)  # also the schedule goes back
         trainer.step(BATCH)
         assert trainer.state().keys() == state.keys()
-        trainer._run.step -= 1
+        trainer.session.run.step -= 1
         assert trainer.digest() == after
     other = net()
     scheduled = plain("sgd", numbers(), other)

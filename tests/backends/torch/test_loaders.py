@@ -100,7 +100,7 @@ def test_the_order_follows_from_the_runs_seed_alone(data):
 def test_every_epoch_has_an_order_of_its_own(data):
     with wrapped() as trainer:
         given = LOADERS[data]()
-        source = trainer._source(given, size_for(given), shuffle=True)
+        source = trainer.session.open_data(given, size_for(given), shuffle=True)
         epochs = [[read(batch)[1].tolist() for batch in source.epoch(index)] for index in (0, 1, 0)]
     assert epochs[0] == epochs[2] != epochs[1]
     for epoch in epochs:
@@ -115,16 +115,16 @@ def test_a_data_set_is_read_like_its_arrays():
 def test_streams_have_no_length():
     with wrapped() as trainer:
         history = trainer.fit(Stream(), epochs=2, batch_size=8, verbose=0)
-        assert trainer._run.step == 8
+        assert trainer.session.run.step == 8
         assert len(history.history["loss"]) == 2
 
 
 def test_a_loader_keeps_its_own_batch_size():
     with wrapped() as trainer:
         trainer.fit(DataLoader(PAIRS, batch_size=9), verbose=0)
-        assert trainer._run.step == 3
+        assert trainer.session.run.step == 3
         trainer.fit(DataLoader(PAIRS, batch_size=9), batch_size=9, verbose=0)  # the same said twice
-        assert trainer._run.step == 6
+        assert trainer.session.run.step == 6
         assert trainer.predict(DataLoader(PAIRS, batch_size=4)).shape == (27, 3)
         expected = trainer.evaluate((X, Y), batch_size=27)
         assert trainer.evaluate(DataLoader(PAIRS, batch_size=4)) == pytest.approx(expected, rel=1e-6)
@@ -198,7 +198,7 @@ def test_several_inputs(data):
         size = None if isinstance(data, list) else 9
         assert trainer.evaluate(data, batch_size=size) == expected
         trainer.fit(data, batch_size=size, verbose=0)
-        assert trainer._run.step == 3
+        assert trainer.session.run.step == 3
 
 
 # -- where a run is taken up again, and how many workers a loader has
@@ -319,11 +319,11 @@ class StatefulStream(IterableDataset):
 
 def test_a_stream_of_examples_that_has_a_state_is_batched_and_goes_on_exactly():
     with wrapped() as trainer:
-        found = trainer._source(StatefulStream(PAIRS), 8, shuffle=True)
+        found = trainer.session.open_data(StatefulStream(PAIRS), 8, shuffle=True)
         assert found.resumes == "by reading and dropping"
         whole = [batch[1].tolist() for batch in found.epoch(0)]
         assert [len(batch) for batch in whole] == [8, 8, 8, 3]
-        again = trainer._source(StatefulStream(PAIRS), 8, shuffle=True)
+        again = trainer.session.open_data(StatefulStream(PAIRS), 8, shuffle=True)
         assert [batch[1].tolist() for batch in again.epoch(0, 2, found.state())] == whole[2:]
         for index in (1, 2):
             assert [batch[1].tolist() for batch in again.epoch(index)] == whole
@@ -350,14 +350,16 @@ def test_examples_that_may_be_batches_are_refused_with_both_readings():
     sequences = [(torch.full((10, 5), float(index)), torch.arange(10)) for index in range(6)]
     with wrapped() as trainer:
         with pytest.raises(BatchError) as caught:
-            next(trainer._source(StatefulStream(sequences), 4, shuffle=True).epoch(0))
+            next(trainer.session.open_data(StatefulStream(sequences), 4, shuffle=True).epoch(0))
         assert str(caught.value) == (
             "An IterableDataset with a state_dict may give examples, or whole batches. This one gives "
             "(Tensor(10, 5), Tensor(10,)), which may be one example or a batch of 10. For examples use "
             "fit(DataLoader(dataset, batch_size=32)), for batches fit(DataLoader(dataset, batch_size=None))."
         )
         for size, count in ((4, 2), (None, 6)):
-            found = trainer._source(DataLoader(StatefulStream(sequences), batch_size=size), None, shuffle=True)
+            found = trainer.session.open_data(
+                DataLoader(StatefulStream(sequences), batch_size=size), None, shuffle=True
+            )
             assert len(list(found.epoch(0))) == count
             assert len(list(found.epoch(0, 1))) == count - 1
 
@@ -383,7 +385,7 @@ class Stateful(DataLoader):
 
 def test_a_loader_with_a_state_of_its_own():
     with wrapped() as trainer:
-        first, second = (trainer._source(Stateful(PAIRS, 8, shuffle=True), 8, shuffle=True) for _ in range(2))
+        first, second = (trainer.session.open_data(Stateful(PAIRS, 8, shuffle=True), 8, shuffle=True) for _ in range(2))
     assert first.resumes == "by its state_dict"
     read = first.epoch(1)
     before = [next(read)[1].tolist(), next(read)[1].tolist()]

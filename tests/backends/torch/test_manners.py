@@ -105,7 +105,7 @@ def test_switches_are_put_back(trainer, unusual, use):
 
 def test_all_is_put_back_when_the_adding_fails(trainer, unusual, monkeypatch):
     before = generators()
-    monkeypatch.setattr(trainer._backend, "add", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(trainer.session.backend, "add", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError) as caught:  # and while its traceback is kept, as a notebook does
         trainer.step((X, Y))
     assert caught.value.__traceback__ is not None

@@ -177,7 +177,7 @@ def test_full_rows_before_padded_ones():
     """Without ignored labels a mean over labels is one over examples; which one it is shows later."""
     loss, _ = by_hand(Deaf, padded())
     with wrapped(Deaf, 4, loss=None) as trainer:
-        trainer._backend._recipe.optimizer.param_groups[0]["lr"] = 0.0
+        trainer.session.backend._recipe.optimizer.param_groups[0]["lr"] = 0.0
         trainer.step({"input_ids": IDS, "labels": IDS})
         assert trainer.step(padded())["loss"] == pytest.approx(loss, rel=1e-6)
     with wrapped(OfRows, 4) as trainer:

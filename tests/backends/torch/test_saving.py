@@ -140,7 +140,7 @@ def test_another_optimizer_is_refused(tmp_path):
 @pytest.mark.parametrize(("stop_at", "devices"), [(2, 2), (4, 1), (7, 3)])
 def test_a_run_taken_up_in_mid_epoch_ends_the_same(tmp_path, stop_at, devices):
     def run(trainer, folder, *more):
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(trainer._recipe.optimizer, max_lr=0.05, total_steps=20)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(trainer.session.recipe.optimizer, max_lr=0.05, total_steps=20)
         schedule = lockstep.LearningRateSchedule(scheduler, per="step")
         history = fit(trainer, epochs=2, checkpoint=folder, callbacks=[schedule, lockstep.EMA(0.9), *more])
         return trainer.digest(), history.history, trainer.learning_rates
@@ -197,10 +197,10 @@ def test_a_model_in_evaluation_mode_stays_in_it(tmp_path):
 def test_a_checkpoint_that_tells_nothing_of_it(tmp_path):
     """As those that were written before checkpoints did."""
     trainer = wrapped(frozen)
-    saved = trainer._snapshot()
+    saved = trainer.session.snapshot()
     del saved.facts["attributes"]
     turned(trainer)
-    trainer._restore(saved)
+    trainer.session.restore(saved)
     assert trainer.model[3].p == 0.5
 
 
@@ -247,12 +247,12 @@ def test_forged_hyperparameters_are_refused_before_anything_is_loaded(facts, mes
     one, two = made(), made()
     batch = torch.randn(8, 4), torch.arange(8) % 3
     one.step(batch)
-    saved = one._snapshot()
+    saved = one.session.snapshot()
     before = two.digest()
     with pytest.raises(StateError, match=message):
-        two._restore(replace(saved, facts={**saved.facts, **facts}))
+        two.session.restore(replace(saved, facts={**saved.facts, **facts}))
     assert two.digest() == before
-    two._restore(saved)
+    two.session.restore(saved)
     two.step(batch)
 
 
@@ -264,11 +264,11 @@ def test_what_a_scheduler_adds_to_a_group_is_taken_up():
         )
 
     one, two = made(), made()
-    torch.optim.lr_scheduler.OneCycleLR(one._recipe.optimizer, max_lr=1.0, total_steps=9)
-    two._recipe.optimizer.param_groups[0]["foreach"] = None
-    two._restore(one._snapshot())
-    assert two._recipe.optimizer.param_groups[0]["max_lr"] == 1.0
-    assert two._recipe.optimizer.param_groups[0]["foreach"]
+    torch.optim.lr_scheduler.OneCycleLR(one.session.recipe.optimizer, max_lr=1.0, total_steps=9)
+    two.session.recipe.optimizer.param_groups[0]["foreach"] = None
+    two.session.restore(one.session.snapshot())
+    assert two.session.recipe.optimizer.param_groups[0]["max_lr"] == 1.0
+    assert two.session.recipe.optimizer.param_groups[0]["foreach"]
 
 
 def test_a_module_that_is_no_longer_there(tmp_path):

@@ -30,7 +30,7 @@ def wrapped(factor):
 
 
 def scale(trainer):
-    return trainer._backend.state()["scaler.scale"].data.item()
+    return trainer.session.backend.state()["scaler.scale"].data.item()
 
 
 def test_an_overflow_skips_the_step_and_halves_the_scale():
@@ -68,11 +68,11 @@ def test_without_an_overflow_the_scale_changes_no_bits():
 
 def test_the_scale_is_part_of_the_state():
     with wrapped(1e4) as trainer:
-        state, before = trainer._backend.state(), trainer.digest()
+        state, before = trainer.session.backend.state(), trainer.digest()
         trainer.step((X, Y))
         assert scale(trainer) == 2.0**15
-        trainer._backend.load(state)
-        trainer._run.step = 0
+        trainer.session.backend.load(state)
+        trainer.session.run.step = 0
         assert scale(trainer) == 2.0**16
         assert trainer.digest() == before
 

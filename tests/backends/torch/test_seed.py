@@ -76,7 +76,7 @@ def test_the_scripts_own_generator_is_left_alone():
         trainer.fit((X, Y), epochs=1, batch_size=30, verbose=0)
         assert torch.initial_seed() == 3  # so that another trainer of this script has it too
         with wrapped(0.5) as other:
-            assert other._run.seed == trainer._run.seed == 3
+            assert other.session.run.seed == trainer.session.run.seed == 3
     assert torch.equal(torch.rand(4), expected)
 
 

@@ -93,7 +93,7 @@ def test_what_is_told_of_a_function(loss, shards, reduction):
     net = nn.Linear(12, 12)
     with lockstep.wrap(net, optim.SGD(net.parameters(), 0.1), loss, devices=1, shards=shards, threads=1) as trainer:
         trainer.step((X, X))
-        assert trainer._run.reduction is reduction
+        assert trainer.session.run.reduction is reduction
         assert trainer.opening.endswith("taken as the mean over examples") is (reduction is Reduction.ASSUMED)
 
 
@@ -120,7 +120,7 @@ def test_a_loss_with_weights_keeps_its_rules():
     each = lambda outputs, targets: (outputs - targets).pow(2).mean(1)  # noqa: E731
     with lockstep.wrap(net, optim.SGD(net.parameters(), 0.1), each, devices=1, shards=4, threads=1) as trainer:
         trainer.step((X, X, torch.rand(24)))
-        assert trainer._run.reduction is Reduction.MEAN
+        assert trainer.session.run.reduction is Reduction.MEAN
 
 
 def test_verify_and_a_pipeline_take_a_sum_for_what_it_is():
@@ -130,7 +130,7 @@ def test_verify_and_a_pipeline_take_a_sum_for_what_it_is():
     with lockstep.wrap(net, optim.SGD(net.parameters(), 1e-3), total, devices=2, shards=4, threads=1) as trainer:
         data = lockstep.data.arrays(X.numpy(), X.numpy()).shuffle(0).batch(12).prefetch(1)
         history = trainer.fit(data, epochs=2, verbose=0).history
-        assert trainer._run.reduction is Reduction.SUM
+        assert trainer.session.run.reduction is Reduction.SUM
         assert history["loss"][0] > 50  # the sum of both batches
         assert trainer.verify((X, X), steps=2, devices=(1, 2, 3)).equal
 

@@ -436,7 +436,7 @@ def test_a_group_of_strangers_added_later():
     with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=1) as trainer:
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
         with pytest.raises(OptimizerError) as caught:
-            trainer._backend.controls()
+            trainer.session.backend.controls()
     assert str(caught.value) == (
         "A parameter group holds parameters that the model had when it was wrapped. Got one with others. "
         "Call lockstep.wrap again after changing the model."

@@ -74,7 +74,7 @@ class JaxBackend:
 
     # -- one step
 
-    def layout(self, phase: str) -> Layout:
+    def layout(self) -> Layout:
         """Every parameter, what else the model keeps, and the sums."""
         self._start(self._inputs)
         return self._fields.layout

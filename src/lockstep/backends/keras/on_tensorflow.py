@@ -30,10 +30,10 @@ class KerasOnTensorflow(TensorflowBackend):
         super().__init__(program, recipe, devices)
         self._keras = program
 
-    def layout(self, phase: str) -> Layout:
+    def layout(self) -> Layout:
         """The layout; it comes before a step, whose piece is a batch."""
         self._keras.start(inputs)
-        return super().layout(phase)
+        return super().layout()
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
         """The outputs; here a piece is what the model is called with."""

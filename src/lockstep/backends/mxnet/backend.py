@@ -82,7 +82,7 @@ class MxnetBackend:
 
     # -- one step
 
-    def layout(self, phase: str) -> Layout:
+    def layout(self) -> Layout:
         """The layout of the parameters trained now; a new one when one is frozen, or gets another type."""
         if self._replicas.missing and self._work is not None:
             self._shards.show(self._work, self._replicas)

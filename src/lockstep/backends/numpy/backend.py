@@ -59,7 +59,7 @@ class NumpyBackend:
 
     # -- one step
 
-    def layout(self, phase: str) -> Layout:
+    def layout(self) -> Layout:
         """Every parameter, and the sums."""
         return self._layout
 

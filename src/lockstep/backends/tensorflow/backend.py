@@ -54,7 +54,7 @@ class TensorflowBackend:
 
     # -- one step
 
-    def layout(self, phase: str) -> Layout:
+    def layout(self) -> Layout:
         """The layout of the variables trained now; a new one when a layer is frozen or a metric takes its shape."""
         trained, kept = self._program.trained(), self._program.kept()
         made_for = [*map(id, trained.values()), *map(id, kept.values()), self._program.room]
@@ -73,7 +73,7 @@ class TensorflowBackend:
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Computes the shards of all replicas, then writes leaf after leaf: what one lay in is used for a later one."""
         self._prepare(work)
-        layout = self.layout(work.phase)
+        layout = self.layout()
         for shard, leaf in self._shards.leaves(work, self._own()):
             self._keep(work, shard, leaf.pair)
             if not math.isfinite(leaf.sums[0]):
@@ -113,7 +113,7 @@ class TensorflowBackend:
 
     def update(self, total: Node, work: Work) -> None:
         """The optimizer's step on the script's own variables, and the averaged statistics."""
-        layout = self.layout(work.phase)
+        layout = self.layout()
         self._last_scale = self._stepping.scale()
         self._stepping.apply(total, layout, [bool(flag) for flag in flat_vectors.view(total, layout.fields[-2])])
         if self._seen:

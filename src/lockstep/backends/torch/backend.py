@@ -59,7 +59,7 @@ class TorchBackend:
 
     # -- one step
 
-    def layout(self, phase: str) -> Layout:
+    def layout(self) -> Layout:
         """The layout of the parameters trained now; a new one when a layer is frozen or joins the optimizer."""
         trained = self._replica.trained()
         if self._layout is None or trained.keys() != self._trained.keys():

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep import snapshots
 from lockstep.backends.numpy import SGD, Dense
-from lockstep.checkpoint import Store, Writer, read, write
+from lockstep.checkpoint import Store, Writer, read, snapshot, write
 from lockstep.errors import CheckpointError, ExactError, LockstepError, SaveError, StateError, WorkerError
 
 x = np.random.default_rng(0).normal(size=(61, 6))
@@ -142,7 +141,7 @@ def test_a_run_with_other_choices(saved, options, message):
         ({"numbers": [{"lr": 1.0}, {"lr": 2.0}]}, StateError, "It has 2 groups of parameters, the optimizer 1."),
         ({"exact": False}, ExactError, "This checkpoint was saved with exact=False."),
         ({"device": "cuda"}, ExactError, "The kind of device is part of the bits. The checkpoint was saved with cuda"),
-        ({"versions": {"numpy": "0.1", "bits": snapshots.BITS}}, ExactError, numpy_version()),
+        ({"versions": {"numpy": "0.1", "bits": snapshot.BITS}}, ExactError, numpy_version()),
         ({"versions": {"numpy": np.__version__, "bits": 0}}, ExactError, "Lockstep's arithmetic is part of the bits."),
         ({"step": "8"}, CheckpointError, "A manifest holds 'step' as Lockstep writes it. Got '8'."),
         ({"step": True}, CheckpointError, "A manifest holds 'step' as Lockstep writes it. Got True."),
@@ -446,10 +445,10 @@ def test_a_fit_that_fails_starts_nothing_anew():
 
     class Killing(lockstep.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            for pid in self.trainer._team._workers.pids:
+            for pid in self.trainer.session.processes.pids:
                 os.kill(pid, signal.SIGKILL)
 
     with wrapped(devices=2) as trainer:
         with pytest.raises(WorkerError):
             fitted(trainer, callbacks=[Killing()])
-        assert trainer._open_team.closed
+        assert not trainer.session.has_processes

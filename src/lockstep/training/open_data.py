@@ -1,28 +1,30 @@
-"""Reading: the data that a trainer was given, as a source of whole batches."""
+"""The data that a trainer was given, as a source of whole batches."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from lockstep.backends.base import Backend, Recipe
 from lockstep.core import batches
 from lockstep.data import source
 from lockstep.data.source import Source
 from lockstep.devices import is_cpu
 from lockstep.errors import BatchError
 
-if TYPE_CHECKING:
-    from lockstep.trainer import Trainer
-
 DEFAULT_BATCH_SIZE = 32
 
 
-def open_source(trainer: "Trainer[Any]", data: Any, batch_size: int | None, shuffle: bool, default: int) -> Source:
+def open_source(
+    recipe: Recipe, backend: Backend, seed: int, data: Any, batch_size: int | None, shuffle: bool, default: int
+) -> Source:
     """Return the source of `data`, in batches of `batch_size`, or of `default` if that is None.
 
     Data that comes in batches keeps its own. Another `batch_size` beside it is refused: either of the two may be meant.
     """
     size = default if batch_size is None else batch_size
-    found = _open(trainer, data, size, shuffle)
+    found: Source | None = backend.source(data, size, shuffle, seed)
+    if found is None:
+        found = source.of(read_arrays(recipe, backend, data), size, shuffle, seed)
     if batch_size is not None and found.batch_size != batch_size:
         own = "batches already" if found.batch_size is None else f"batches of {found.batch_size} already"
         raise BatchError(
@@ -31,6 +33,15 @@ def open_source(trainer: "Trainer[Any]", data: Any, batch_size: int | None, shuf
             f"batches of {batch_size}."
         )
     return found
+
+
+def read_arrays(recipe: Recipe, backend: Backend, data: Any) -> Any:
+    """Return arrays in the form in which they are cut; anything else as it is."""
+    if isinstance(data, dict | tuple):
+        data = batches.several(data, recipe.habits.lists)
+    if is_cpu(backend.devices[0]):  # numpy gathers examples without starting the framework's threads
+        data = batches.transform(data, backend.host)
+    return data
 
 
 def join_data(x: Any, y: Any, sample_weight: Any, method: str) -> Any:
@@ -58,24 +69,9 @@ def join_data(x: Any, y: Any, sample_weight: Any, method: str) -> Any:
 
 
 def _as_weights(given: Any) -> Any:
-    """The weights as floats: integers that were given by the name of weights are no index."""
+    """Return the weights as floats: integers that are given as weights are no index."""
     if isinstance(given, list):
         given = np.asarray(given)
     if isinstance(given, np.ndarray) and given.dtype.kind in "iu":
         return given.astype("float32")
     return given
-
-
-def _open(trainer: "Trainer[Any]", data: Any, size: int, shuffle: bool) -> Source:
-    backend, seed = trainer._backend, trainer._run.seed
-    own: Source | None = backend.source(data, size, shuffle, seed)
-    return source.of(read_arrays(trainer, data), size, shuffle, seed) if own is None else own
-
-
-def read_arrays(trainer: "Trainer[Any]", data: Any) -> Any:
-    """Return arrays in the form in which they are cut; anything else as it is."""
-    if isinstance(data, dict | tuple):
-        data = batches.several(data, trainer._recipe.habits.lists)
-    if is_cpu(trainer._devices[0]):  # numpy gathers without waking the framework's threads
-        data = batches.transform(data, trainer._backend.host)
-    return data

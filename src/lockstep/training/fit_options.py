@@ -1,19 +1,17 @@
-"""The validation of a fit: on which data, how much of it, and after which epochs."""
+"""What `fit` was asked for, beside the data to train on: how far, what is validated, callbacks, checkpoint."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from os import PathLike
+from typing import Any
 
+from lockstep.checkpoint import Checkpoint
 from lockstep.core import batches
 from lockstep.core.arguments import is_number, show
 from lockstep.errors import ArgumentError, BatchError
-from lockstep.keywords import checked_optional
-from lockstep.reading import read_arrays
-
-if TYPE_CHECKING:
-    from lockstep.trainer import Trainer
+from lockstep.training.call_arguments import checked_integer, checked_optional
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,34 @@ def _is_epoch(value: Any) -> bool:
     return isinstance(value, Integral) and value is not True and int(value) >= 1
 
 
-def split_validation(trainer: "Trainer[Any]", data: Any, fraction: float) -> tuple[Any, Any]:
-    """Return the data to train on, and the last `fraction` of it to validate on, cut before shuffling as Keras does."""
+@dataclass(frozen=True)
+class FitOptions:
+    """The options of one `fit`."""
+
+    epochs: int
+    initial_epoch: int
+    steps_per_epoch: int | None
+    validation: Validation | None
+    callbacks: Sequence[Any] | None  # Lockstep's, or Keras's as they are
+    checkpoint: str | PathLike[str] | Checkpoint | None
+    verbose: int
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "initial_epoch"):
+            object.__setattr__(self, name, checked_integer(name, getattr(self, name), least=0))
+        object.__setattr__(self, "steps_per_epoch", checked_optional("steps_per_epoch", self.steps_per_epoch))
+        if self.initial_epoch and self.checkpoint is not None:
+            raise ArgumentError(
+                "A run with checkpoint= goes on at the epoch that its folder holds. Got initial_epoch="
+                f"{self.initial_epoch} and checkpoint={str(self.checkpoint)!r}. Leave initial_epoch out."
+            )
+
+
+def split_validation(data: Any, fraction: float, read_arrays: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Return the data to train on, and the last `fraction` of it to validate on, cut before shuffling as Keras does.
+
+    `read_arrays` gives arrays in the form in which they are cut.
+    """
     if not is_number(fraction) or not 0 <= fraction < 1:
         raise ArgumentError(
             f"validation_split is the part of the data to validate on, from 0 up to 1. Got {show(fraction)}. Use "
@@ -67,7 +91,7 @@ def split_validation(trainer: "Trainer[Any]", data: Any, fraction: float) -> tup
             f"validation_split cuts arrays. Got a {type(data).__name__}, whose examples may come in any order. Cut it "
             "yourself, and give the two parts: fit(train, validation_data=val)."
         )
-    data = read_arrays(trainer, data)
+    data = read_arrays(data)
     num_examples = batches.count(data)
     kept = math.floor(num_examples * (1 - fraction))
     if not 0 < kept < num_examples:

@@ -1,4 +1,4 @@
-"""Snapshots: a run as named arrays and a few facts, and back.
+"""A run as a snapshot, which is named arrays and a few facts, and back.
 
 What does not fit is refused before anything is changed, with both values.
 """
@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends.base import Array, Attributed, Backend, Recipe
-from lockstep.checkpoint import Snapshot
+from lockstep.checkpoint.format import Snapshot
 from lockstep.core import arguments, hyperparameters
 from lockstep.errors import CheckpointError, ExactError, StateError
-from lockstep.run import Run
+from lockstep.training.run_state import Run
 
 BITS = 2  # raised whenever Lockstep itself comes to other bits from the same run
 
-_FACTS: dict[str, type | tuple[type, ...]] = {
+Types = Mapping[str, type | tuple[type, ...]]  # of the facts of a manifest
+_FACTS: Types = {
     "step": int,
     "epoch": int,
     "seed": int,
@@ -35,8 +36,8 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def take(recipe: Recipe, backend: Backend, run: Run, **more: Any) -> Snapshot:
-    """A copy of everything that the rest of the run follows from; `more` is the caller's own."""
+def take_snapshot(recipe: Recipe, backend: Backend, run: Run, **more: Any) -> Snapshot:
+    """Return a copy of everything that the rest of the run follows from; `more` is added to the facts."""
     facts = {
         **run.state(),
         "framework": backend.name,
@@ -52,8 +53,8 @@ def take(recipe: Recipe, backend: Backend, run: Run, **more: Any) -> Snapshot:
     return Snapshot(backend.state(), {**facts, **more})
 
 
-def restore(saved: Snapshot, recipe: Recipe, backend: Backend, run: Run, num_devices: int) -> None:
-    """Takes a snapshot over."""
+def restore_snapshot(saved: Snapshot, recipe: Recipe, backend: Backend, run: Run, num_devices: int) -> None:
+    """Take over a snapshot, if it fits."""
     facts, exact = saved.facts, recipe.options.exact
     check_facts(facts, _FACTS)
     saved_run = Run.from_saved(facts)
@@ -69,7 +70,7 @@ def restore(saved: Snapshot, recipe: Recipe, backend: Backend, run: Run, num_dev
 
 
 def check_state(state: Any) -> None:
-    """Raises `StateError` for what is no state at all; whether it fits the model is the backend's to say."""
+    """Raise `StateError` for what is no state at all; the backend checks whether it fits the model."""
     if not isinstance(state, Mapping) or not all(
         isinstance(name, str) and isinstance(array, Array) and isinstance(array.data, np.ndarray)
         for name, array in state.items()
@@ -82,7 +83,7 @@ def check_state(state: Any) -> None:
 
 @contextmanager
 def _attributes(facts: Mapping[str, Any], backend: Backend) -> Iterator[None]:
-    """What the checkpoint's run had turned in the model, unless the state is then refused; older ones tell nothing."""
+    """Inside, the model has the attributes of the checkpoint, and keeps them unless the state is then refused."""
     if "attributes" not in facts or not isinstance(backend, Attributed):
         yield
         return
@@ -98,7 +99,7 @@ def _attributes(facts: Mapping[str, Any], backend: Backend) -> Iterator[None]:
 
 
 def _check_attributes(saved: Mapping[str, Any], own: Mapping[str, Any], at: str) -> None:
-    """Refuses what is of another kind than the model's own; what only one of the two has is the backend's to judge."""
+    """Refuse values of another kind than the model's own; the backend judges those that only one of the two has."""
     for name, there in own.items():
         value = saved.get(name, {} if at else None)
         if isinstance(there, dict) and isinstance(value, dict):
@@ -114,8 +115,8 @@ def _check_attributes(saved: Mapping[str, Any], own: Mapping[str, Any], at: str)
                 )
 
 
-def check_facts(facts: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:
-    """Raises where a manifest lacks a fact or has it in another form; whoever wrote it, it was not Lockstep."""
+def check_facts(facts: Mapping[str, Any], types: Types) -> None:
+    """Raise if a manifest lacks a fact or has it in another form: then Lockstep has not written it."""
     for name, wanted in types.items():
         value = facts.get(name)
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
@@ -145,7 +146,7 @@ def _check_fit(facts: Mapping[str, Any], recipe: Recipe, backend: Backend) -> No
 
 
 def _check_exact(facts: Mapping[str, Any], recipe: Recipe, backend: Backend) -> None:
-    """What the promise of equal bits needs beside a state that fits."""
+    """Refuse what the promise of equal bits does not allow, although the state fits."""
     if not facts["exact"]:
         raise ExactError(
             "An exact run goes on from an exact one. This checkpoint was saved with exact=False. Use exact=False."

@@ -1,4 +1,4 @@
-"""The run: the few numbers that make an experiment what it is, and where it stands."""
+"""The state of a run: seed, shards and threads, and the steps and epochs made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Run:
     given: frozenset[str] = frozenset()  # what was chosen, and so is not taken from a checkpoint
 
     def __post_init__(self) -> None:
-        """Refuses numbers that mean nothing."""
+        """Refuse numbers that mean nothing."""
         for name in ("shards", "threads"):
             value = getattr(self, name)
             if value is None:
@@ -49,13 +49,13 @@ class Run:
         self.seed = int(self.seed)
 
     def state(self) -> dict[str, int | str | None]:
-        """The numbers by name, for a checkpoint, and how the loss is taken."""
+        """Return the numbers by name, for a checkpoint, and how the loss is taken."""
         numbers = {name: getattr(self, name) for name in _NUMBERS}
         return {**numbers, "reduction": None if self.reduction is None else self.reduction.value}
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any]) -> "Run":
-        """The run that a checkpoint or a backup holds; raises if its numbers mean nothing."""
+        """Return the run that a checkpoint or a backup holds; raise if its numbers mean nothing."""
         reduction = saved_reduction(saved)
         try:
             run = cls(**{name: saved[name] for name in _NUMBERS}, reduction=reduction)
@@ -71,7 +71,7 @@ class Run:
         return run
 
     def check(self, saved: "Run", exact: bool, num_devices: int) -> None:
-        """Refuses a saved run with other numbers than those chosen for this one."""
+        """Refuse a saved run with other numbers than those chosen for this one."""
         if saved.shards is not None and saved.shards < num_devices:
             raise StateError(
                 f"Every device needs a shard, and a run keeps its shards. The checkpoint has {saved.shards}, this "
@@ -87,19 +87,29 @@ class Run:
                 )
 
     def take_over(self, saved: "Run") -> None:
-        """Goes on as the saved run, with those numbers that were not chosen for this one."""
+        """Go on as the saved run, with those numbers that were not chosen for this one."""
         for name in {*_NUMBERS, "reduction"} - self.given:
             setattr(self, name, getattr(saved, name))
 
     @property
     def loss_line(self) -> str:
-        """What a person is told of the loss, as the end of the opening line; empty if there is nothing to tell."""
+        """The end of the opening line: how the loss is taken, if that was assumed."""
         return ", loss: taken as the mean over examples" if self.reduction is Reduction.ASSUMED else ""
 
     def note_objective(self, loss: Any) -> None:
-        """Notes how an objective is taken, once it has been called."""
+        """Note how an objective is taken, once it has been called."""
         if self.reduction is None and isinstance(loss, Objective) and not loss.gives_sum:
             self.reduction = Reduction.ASSUMED
+
+    def describe(self, devices: Sequence[str]) -> str:
+        """Return the run in a few words.
+
+        >>> Run(0, 8).describe(["cpu:0", "cpu:1"])
+        '2 devices (cpu:0, cpu:1), 8 shards, seed 0, step 0'
+        """
+        decided = f"{self.shards} shard{'s' * (self.shards > 1)}" if self.shards else "shards chosen at the first batch"
+        names = f"{len(devices)} device{'s' * (len(devices) > 1)} ({device_names(devices)})"
+        return f"{names}, {decided}, seed {self.seed}, step {self.step}"
 
     def opening(self, batch_size: int, devices: Sequence[str], note: str = "") -> str:
         """Return the line with which training opens; `note` is what to know about the number of shards.
@@ -122,7 +132,7 @@ class Run:
 
 
 def saved_reduction(saved: Mapping[str, Any]) -> Reduction | None:
-    """How the loss was taken in a saved run; before this was saved, always as the mean."""
+    """Return how the loss was taken in a saved run; before this was saved, always as the mean."""
     if "reduction" not in saved:
         return Reduction.ASSUMED if saved.get("step") else None
     value = saved["reduction"]
@@ -142,5 +152,5 @@ def _is_integer(value: object) -> bool:
 
 
 def device_names(devices: Sequence[str]) -> str:
-    """The devices' names; of many only the first and the last."""
+    """Return the devices' names; of many only the first and the last."""
     return ", ".join(devices) if len(devices) <= 4 else f"{devices[0]} … {devices[-1]}"

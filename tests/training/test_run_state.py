@@ -5,7 +5,7 @@ import pytest
 
 from lockstep.core.reduction import Reduction
 from lockstep.errors import CheckpointError, PlanError
-from lockstep.run import Run, saved_reduction
+from lockstep.training.run_state import Run, saved_reduction
 
 CPUS = [f"cpu:{index}" for index in range(8)]
 

@@ -133,7 +133,7 @@ class Kill(lockstep.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if self.trainer.num_steps == self.step:
-            os.kill(self.trainer._team._workers.pids[0], signal.SIGKILL)
+            os.kill(self.trainer.session.processes.pids[0], signal.SIGKILL)
 
 
 class Break(lockstep.Callback):
@@ -209,7 +209,7 @@ def test_a_generator_may_be_given_again_where_nothing_was_trained(tmp_path):
 def test_the_shards_of_a_beginning_are_kept(tmp_path):
     """Ten devices have raised them; the same command on one device makes the same bits."""
     with wrapped(shards=None) as trainer:
-        trainer._run.shards = 16  # as with more devices than the batch alone gives shards
+        trainer.session.run.shards = 16  # as with more devices than the batch alone gives shards
         broken(trainer, tmp_path)
     assert read(tmp_path / "step-00000000").facts["shards"] == 16
     with wrapped(shards=None) as other:
@@ -219,7 +219,7 @@ def test_the_shards_of_a_beginning_are_kept(tmp_path):
         broken(trainer, tmp_path / "other")
     with wrapped(shards=None) as other:  # another batch size is another run
         other.fit((X, Y), batch_size=128, checkpoint=tmp_path / "other", verbose=0)
-        assert other._run.shards == 2
+        assert other.session.run.shards == 2
 
 
 def test_the_beginning_is_a_checkpoint_like_the_others(tmp_path):
@@ -253,7 +253,7 @@ def test_any_integer_is_a_seed(tmp_path, seed):
     with wrapped(devices=2) as resumed, wrapped(seed=seed, devices=1) as plain:
         fitted(resumed, tmp_path)
         fitted(plain)
-        assert resumed._run.seed == seed
+        assert resumed.session.run.seed == seed
         assert resumed.digest() == plain.digest() != digest()
 
 
@@ -268,7 +268,7 @@ def test_the_numbers_of_a_forged_beginning_are_refused(tmp_path, forged):
     with lockstep.wrap(Dense([6, 3], seed=1), SGD(0.1), "cross_entropy") as other:
         with pytest.raises(CheckpointError, match="A manifest holds a run as Lockstep writes it"):
             fitted(other, tmp_path)
-        assert other._run.shards is None
+        assert other.session.run.shards is None
 
 
 # -- SIGTERM, as all processes agree
@@ -276,7 +276,7 @@ def test_the_numbers_of_a_forged_beginning_are_refused(tmp_path, forged):
 
 def test_a_signal_that_comes_while_the_processes_agree_is_answered_at_the_next_step(tmp_path, monkeypatch):
     with wrapped() as trainer:
-        agree = trainer._team.agree
+        agree = trainer.session.processes.agree
         signals = [signal.SIGTERM]
 
         def agree_slowly(stop, asked):
@@ -284,7 +284,7 @@ def test_a_signal_that_comes_while_the_processes_agree_is_answered_at_the_next_s
                 signal.raise_signal(signals.pop())
             return agree(stop, asked)
 
-        monkeypatch.setattr(trainer._team, "agree", agree_slowly)
+        monkeypatch.setattr(trainer.session.processes, "agree", agree_slowly)
         with pytest.raises(SystemExit) as left:
             fitted(trainer, tmp_path)
         assert left.value.code == 0

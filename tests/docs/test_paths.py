@@ -1,0 +1,39 @@
+"""Files that README, CONTRIBUTING and the pages name are there, and so are the targets of their links."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+PAGES.remove(ROOT / "CHANGELOG.md")  # tells of files that are gone
+FOLDERS = ("src", "tests", "docs", "examples", "benchmarks")
+FILES = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+USERS_OWN = {"train.py", "check.py", "t.py"}  # in commands that a reader is to type
+
+
+def named_files(text):
+    return re.findall(r"`([\w/.-]+\.py)`", text)
+
+
+def links(text):
+    return [target for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]*)?\)", text) if "://" not in target]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_named_files_and_links_exist(page):
+    text = page.read_text(encoding="utf-8")
+    assert [name for name in named_files(text) if name not in USERS_OWN and not _is_there(name)] == []
+    assert [target for target in links(text) if not (page.parent / target).exists()] == []
+
+
+def _is_there(name):
+    return any(f"/{file}".endswith(f"/{name}") for file in FILES)
+
+
+def test_a_file_that_is_gone_is_seen():
+    assert not _is_there("core/no_such_file.py")
+    assert _is_there("core/tree.py")
+    assert named_files("see `core/tree.py`") == ["core/tree.py"]
+    assert links("[a](docs/a.md#part) [b](https://example.org)") == ["docs/a.md"]
