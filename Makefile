@@ -52,7 +52,7 @@ test-core: $(FULL) # and all that knows no framework
 
 # Another framework's tests run in a process of their own: threads, devices and types are set once per process.
 # The contract computes in double precision, which JAX and Keras set for the whole process too.
-CONTRACT := $(addprefix tests/backends/,test_contract.py test_copies.py test_ema.py test_reduction.py)
+CONTRACT := $(addprefix tests/backends/,test_contract.py test_ema.py test_replica_copies.py test_reduction.py)
 SHORT    := tests/collectives tests/examples/test_chapters.py
 OWN       = src/lockstep/backends/$1 tests/backends/$1 tests/parity/test_$1.py
 

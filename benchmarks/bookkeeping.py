@@ -27,7 +27,7 @@ import lockstep
 from lockstep.backends.torch import shards
 from lockstep.backends.torch.backend import TorchBackend
 from lockstep.data.source import ArraySource
-from lockstep.exchange.shared_memory import SharedExchange
+from lockstep.exchange.shared_memory import SharedMemoryExchange
 from lockstep.processes import local_workers, worker_loop
 
 STEP = ("compute", "exchange", "update")  # everything else is input and bookkeeping
@@ -94,8 +94,8 @@ def watched() -> Watch:
     watch = Watch()
     watch.through(TorchBackend, "leaves", "compute")
     watch.around(shards, "put", "input: fresh buffers")
-    watch.around(SharedExchange, "reduce", "exchange")
-    watch.around(SharedExchange, "commit", "exchange")
+    watch.around(SharedMemoryExchange, "reduce", "exchange")
+    watch.around(SharedMemoryExchange, "commit", "exchange")
     watch.around(TorchBackend, "update", "update")
     return watch
 
@@ -103,7 +103,7 @@ def watched() -> Watch:
 def timed_serve(setup: Any, channel: Any) -> None:
     """A worker that also tells what it did before its first shards."""
     watch = watched()
-    watch.around(worker_loop.parcel, "unpack", "worker: unpack")
+    watch.around(worker_loop.shm, "unpack", "worker: unpack")
     try:
         worker_loop.serve(setup, channel)
     finally:

@@ -25,8 +25,8 @@ from lockstep.backends.torch import open as open_backend
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
 from lockstep.exchange.barrier import Barrier
-from lockstep.exchange.region import Region
-from lockstep.exchange.shared_memory import SharedExchange
+from lockstep.exchange.shared_memory import SharedMemoryExchange
+from lockstep.launch.shm import Region
 
 NUM_ELEMENTS = 11_000_000
 PLAN = Plan.even(2, 2)
@@ -48,7 +48,7 @@ def shared(index: int, descriptors: list[int], bells: list[int]) -> Callable[[],
     backend = open_backend(recipe, ["cpu:0"])
     leaves, control = map(Region, descriptors)
     barrier = Barrier(index, control, bells)
-    exchange = SharedExchange(backend, leaves, barrier, PLAN, index)
+    exchange = SharedMemoryExchange(backend, leaves, barrier, PLAN, index)
     (leaf,) = exchange.slots(index, 1, backend.layout())
 
     def once() -> float:

@@ -9,7 +9,7 @@ import lockstep
 from lockstep.backends.numpy import SGD, Dense
 from lockstep.core import outputs
 from lockstep.errors import BatchError, StateError
-from metric_samples import Auroc, MacroF1, auroc, macro_f1
+from metric_object_samples import Auroc, MacroF1, auroc, macro_f1
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.standard_normal((90, 6))
@@ -144,7 +144,10 @@ def test_a_checkpoint_in_an_epoch_wants_the_same_metric_objects(tmp_path):
     options = {"epochs": 2, "batch_size": 32, "verbose": 0, "checkpoint": lockstep.Checkpoint(tmp_path, every=1)}
     with wrapped([]) as trainer, pytest.raises(KeyboardInterrupt):
         trainer.fit((X, Y), callbacks=[Leave(3)], **options)
-    with wrapped([Auroc()]) as trainer, pytest.raises(StateError, match=r"objects: none. This run has \['Auroc'\]"):
+    with (
+        wrapped([Auroc()]) as trainer,
+        pytest.raises(StateError, match=r"metric objects none, and this run has \['Auroc'\]"),
+    ):
         trainer.fit((X, Y), **options)
     with wrapped([Auroc()], exact=False) as trainer:
         assert len(trainer.fit((X, Y), **options).history["Auroc"]) == 2
@@ -155,7 +158,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_first_step(tm
     metric.generator = np.random.default_rng(0)
     with wrapped([metric]) as trainer:
         trainer.fit((X, Y), batch_size=45, verbose=0)
-        with pytest.raises(StateError, match=r"Got a Generator at Auroc\.generator"):
+        with pytest.raises(StateError, match=r"has a Generator at Auroc\.generator"):
             trainer.fit((X, Y), checkpoint=tmp_path, verbose=0)
         assert trainer.num_steps == 2
 

@@ -15,7 +15,8 @@ FRAMEWORKS = {"torch", "jax", "flax", "optax", "tensorflow", "keras", "mxnet"}
 # A backend knows neither the loop nor how many devices there are.
 ABOVE_THE_SEAM = "lockstep.training lockstep.processes lockstep.core.plan"
 # A backend packs its own model for the workers.
-SEAM = "cloudpickle ml_dtypes lockstep.errors lockstep.core lockstep.backends.base"
+SEAM = "cloudpickle ml_dtypes lockstep.errors lockstep.core lockstep.backends.base lockstep.backends.pickling"
+SEAM += " lockstep.backends.change_detector lockstep.backends.host_vectors"
 # Of Keras's optimizers and losses, without Keras: TensorFlow's own variables and functions go with them too.
 KERAS = "lockstep.backends.keras_optimizer_state lockstep.backends.loss_denominator"
 
@@ -53,7 +54,7 @@ ROOMS = [  # the first that fits a file is its room
     Room("backends/", f"numpy {SEAM}", never=ABOVE_THE_SEAM),
     Room(
         "exchange/",
-        "torch numpy cloudpickle lockstep.errors lockstep.exchange lockstep.backends.base "
+        "torch numpy lockstep.errors lockstep.exchange lockstep.launch.shm lockstep.backends.base "
         "lockstep.core.tree lockstep.core.plan lockstep.core.layout lockstep.core.metrics",
     ),
     # Backends only through the seam and by choice, never a framework itself; of training only the step that all make.
@@ -71,8 +72,7 @@ ROOMS = [  # the first that fits a file is its room
     # Input: arithmetic on positions, the script's own code, and processes to run it in. No backend, no model.
     Room(
         "data/",
-        "numpy cloudpickle lockstep.errors lockstep.core lockstep.data lockstep.exchange.parcel "
-        "lockstep.exchange.region lockstep.launch",
+        "numpy cloudpickle lockstep.errors lockstep.core lockstep.data lockstep.launch",
     ),
     Room(
         "checkpoint/",
@@ -203,10 +203,10 @@ def test_imports_are_read_in_full(source, names):
         ("launch/", "lockstep.core.plan.Plan", True),
         ("launch/", "lockstep.core.planet", False),  # a prefix ends at a dot
         ("launch/", "numpy", False),
-        ("data/", "lockstep.exchange.parcel", True),
+        ("data/", "lockstep.launch.shm", True),
         ("data/", "lockstep.backends.base", False),
         ("data/", "lockstep.training.step.Member", False),
-        ("processes/", "lockstep.data.readers", True),
+        ("processes/", "lockstep.data.reader", True),
         ("processes/", "lockstep.training.step.Member", True),
         ("processes/", "lockstep.training.session", False),
         ("training/", "lockstep.backends.torch", False),

@@ -169,7 +169,7 @@ def test_a_generator_goes_on_where_an_epoch_stopped():
 def test_a_generator_that_is_used_up():
     with wrapped() as trainer:
         batches = ((X, Y) for _ in range(2))
-        with pytest.raises(BatchError, match="The generator was used up before epoch 2"):
+        with pytest.raises(BatchError, match="Epoch 2 has no batch, because a generator can be read only once"):
             trainer.fit(batches, epochs=2, verbose=0)
 
 
@@ -247,7 +247,7 @@ def test_a_failed_step_was_not_made(loss):
 
 @pytest.mark.parametrize(
     ("devices", "shards", "message"),
-    [(9, 8, "Every device needs a shard. Got devices=9, shards=8. Use shards=16, or devices=8.")],
+    [(9, 8, "devices=9 needs at least 9 shards, got shards=8. Use shards=16, or devices=8.")],
 )
 def test_more_devices_than_shards(devices, shards, message):
     with pytest.raises(PlanError) as caught:

@@ -1,4 +1,4 @@
-"""Devices: what `devices=` means on this host."""
+"""The meaning of `devices=` on this host."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,11 +7,11 @@ from typing import Any
 
 from lockstep.errors import DeviceError
 
-MAX_CPU_REPLICAS = 1024  # each is a process in some frameworks, and a mistyped number must not start them
+MAX_CPU_REPLICAS = 1024  # a typing error must not start a million processes
 
 
 def is_cpu(name: str) -> bool:
-    """Whether this is a replica on the CPU.
+    """Returns whether this is a replica on the CPU.
 
     >>> is_cpu("cpu:3"), is_cpu("cuda:0")
     (True, False)
@@ -19,10 +19,10 @@ def is_cpu(name: str) -> bool:
     return name.partition(":")[0] == "cpu"
 
 
-def alike(devices: Sequence[str], count: int) -> tuple[str, ...]:
-    """`count` devices of the kind of these; a GPU may carry several replicas.
+def choose_similar(devices: Sequence[str], count: int) -> tuple[str, ...]:
+    """Returns `count` devices of the same type; a GPU may be used by several replicas.
 
-    >>> alike(["cpu:0"], 2), alike(["cuda:1"], 2)
+    >>> choose_similar(["cpu:0"], 2), choose_similar(["cuda:1"], 2)
     (('cpu:0', 'cpu:1'), ('cuda:1', 'cuda:1'))
     """
     if is_cpu(devices[0]):
@@ -31,9 +31,9 @@ def alike(devices: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def resolve(devices: Any, available: Sequence[str], name: Callable[[Any], str] = str) -> tuple[str, ...]:
-    """The names of the devices: all accelerators, a count of them or of CPU replicas, or those given.
+    """Returns the names of the devices: all accelerators, a number of them or of CPU replicas, or those given.
 
-    `name` gives the name of a framework's own device object.
+    `name` returns the name of a framework's device object.
 
     >>> resolve(None, []), resolve(2, []), resolve(["cpu", "cpu"], []), resolve("cpu:3", [])
     (('cpu:0',), ('cpu:0', 'cpu:1'), ('cpu:0', 'cpu:1'), ('cpu:3',))
@@ -43,55 +43,55 @@ def resolve(devices: Any, available: Sequence[str], name: Callable[[Any], str] =
     if devices is None:
         return tuple(available) or ("cpu:0",)
     if not isinstance(devices, bool) and isinstance(devices, Integral):
-        return _counted(int(devices), available)
+        return _choose_first(int(devices), available)
     given = [devices] if isinstance(devices, str) or not isinstance(devices, Sequence) else devices
-    return _named([_name(device, name, devices).lower() for device in given], available)
+    return _check_names([_get_name(device, name, devices).lower() for device in given], available)
 
 
-def _name(device: Any, name: Callable[[Any], str], devices: Any) -> str:
+def _get_name(device: Any, name: Callable[[Any], str], devices: Any) -> str:
     if isinstance(device, str):
         return device
     try:
         if not isinstance(device, Number):
             return name(device)
-    except AttributeError:  # no device of the framework's
+    except AttributeError:  # not a device of the framework
         pass
     raise DeviceError(
-        f"Devices are a count, a list of names, or None for every accelerator. Got devices={devices!r}. "
+        f"devices={devices!r} is not a number, a list of names, or None for all accelerators. "
         "Use for example devices=2, or devices=['cpu:0', 'cpu:1']."
     )
 
 
-def _counted(count: int, available: Sequence[str]) -> tuple[str, ...]:
+def _choose_first(count: int, available: Sequence[str]) -> tuple[str, ...]:
     if count < 1:
-        raise DeviceError(f"Training needs at least one device. Got devices={count}. Use devices=1 or more.")
+        raise DeviceError(f"devices={count} leaves no device to train on. Use devices=1 or more.")
     if not available:
         if count > MAX_CPU_REPLICAS:
             raise DeviceError(
-                f"A host carries at most {MAX_CPU_REPLICAS} CPU replicas. Got devices={count}. Use as many as it has "
-                "cores."
+                f"devices={count} is more than the limit of {MAX_CPU_REPLICAS} CPU replicas. Use at most the host's "
+                "number of cores."
             )
         return tuple(f"cpu:{index}" for index in range(count))
     if count > len(available):
         raise DeviceError(
-            f"Every device must be there. Got devices={count}; this host has {len(available)}: {', '.join(available)}. "
+            f"devices={count} is more than the {len(available)} of this host: {', '.join(available)}. "
             f"Use devices={len(available)}, or devices=['cpu'] * {count}."
         )
     return tuple(available[:count])
 
 
-def _named(names: list[str], available: Sequence[str]) -> tuple[str, ...]:
+def _check_names(names: list[str], available: Sequence[str]) -> tuple[str, ...]:
     if not names:
-        raise DeviceError("Training needs at least one device. Got an empty list. Use devices=None for all.")
+        raise DeviceError("devices=[] leaves no device to train on. Use devices=None for all.")
     kinds = {name.partition(":")[0] for name in names}
     if len(kinds) > 1:
-        raise DeviceError(f"Devices are all of one type, for bits are. Got {', '.join(names)}. Use one type.")
+        raise DeviceError(f"All devices must be of the same type. Got {', '.join(names)}. Use one type.")
     if kinds == {"cpu"}:
-        numbered = len({*names}) == len(names) and all(re.fullmatch(r"cpu:\d+", name) for name in names)
-        return tuple(names if numbered else (f"cpu:{index}" for index in range(len(names))))
+        have_numbers = len({*names}) == len(names) and all(re.fullmatch(r"cpu:\d+", name) for name in names)
+        return tuple(names if have_numbers else (f"cpu:{index}" for index in range(len(names))))
     full = [name if ":" in name else f"{name}:0" for name in names]
     for name in full:
         if name not in available:
-            there = ", ".join(available) or "only the CPU"
-            raise DeviceError(f"Every device must be there. Got {name!r}; this host has {there}. Name one of these.")
+            present = ", ".join(available) or "only the CPU"
+            raise DeviceError(f"This host has no device {name!r}, it has {present}. Use one of these.")
     return tuple(full)

@@ -1,29 +1,29 @@
-"""Every exception Lockstep raises on purpose.
+"""Every exception that Lockstep raises on purpose.
 
-Each says the rule, what came, and what to do. Each also inherits the builtin it
-resembles, so that ordinary `except ValueError` code keeps working.
+A message says what is wrong with the call, with its values, and what to write instead. Each exception also inherits the
+builtin one that it resembles, so that ordinary code such as `except ValueError` works.
 
     LockstepError
-    ├── PlanError (ValueError)            devices, shards and threads that do not go together
-    ├── BatchError (ValueError)           data or a batch in no usable form
-    ├── ModelError (ValueError)           a model, loss or metric that cannot be trained as it is
-    ├── OptimizerError (ValueError)       an optimizer that does not fit, or cannot be run in parallel
+    ├── PlanError (ValueError)            devices, shards and threads that do not fit together
+    ├── BatchError (ValueError)           data or a batch of an unusable structure
+    ├── ModelError (ValueError)           a model, loss or metric that is not supported
+    ├── OptimizerError (ValueError)       an optimizer that does not fit the model, or is not supported
     ├── StateError (ValueError)           a saved state that does not fit this model or this run
-    ├── CheckpointError (ValueError)      a checkpoint that is damaged, not whole, or none at all
+    ├── CheckpointError (ValueError)      a checkpoint that is damaged, incomplete or missing
     ├── SaveError (OSError)               a checkpoint that could not be written
-    ├── ExampleError (RuntimeError)       the script's own code failed on an example
-    ├── ExactError (RuntimeError)         something that cannot keep the promise of equal bits
-    │   └── DivergedError                 bits that should be equal are not
-    ├── NonFiniteError (ArithmeticError)  a loss that is not a finite number
-    ├── DeviceError (ValueError)          a device that is not there or does not go with the others
+    ├── ExampleError (RuntimeError)       the data set or a function given to .map failed
+    ├── ExactError (RuntimeError)         something for which equal bits cannot be guaranteed
+    │   └── DivergedError                 bits differ that must be equal
+    ├── NonFiniteError (ArithmeticError)  a loss that is NaN or infinite
+    ├── DeviceError (ValueError)          a device that is missing or does not fit the others
     ├── WorkerError (RuntimeError)        a worker process raised or died
-    ├── LaunchError (RuntimeError)        launcher variables that make no sense
-    ├── PlatformError (OSError)           something this operating system does not have
-    ├── DatasetError (OSError)            a data set that cannot be had
+    ├── LaunchError (RuntimeError)        launcher variables that are missing or inconsistent
+    ├── PlatformError (OSError)           a feature that this operating system lacks
+    ├── DatasetError (OSError)            a data set that cannot be downloaded or read
     ├── MissingExtra (ImportError)        an optional package that is not installed
-    ├── ArgumentError (TypeError)         an argument that a method does not take
-    ├── CallbackError (TypeError)         a callback that is none, or that got what it cannot use
-    └── PeerFailed (RuntimeError)         another process could not finish a step; its own error is the one raised
+    ├── ArgumentError (TypeError)         an unknown or missing argument of a method
+    ├── CallbackError (TypeError)         an invalid callback or callback argument
+    └── PeerFailed (RuntimeError)         another process failed in a step; that one's error is raised
 """
 
 
@@ -32,19 +32,19 @@ class LockstepError(Exception):
 
 
 class PlanError(LockstepError, ValueError):
-    """Devices, shards and threads that do not go together."""
+    """Devices, shards and threads that do not fit together."""
 
 
 class BatchError(LockstepError, ValueError):
-    """Data or a batch in no usable form."""
+    """Data or a batch of an unusable structure."""
 
 
 class ModelError(LockstepError, ValueError):
-    """A model, loss or metric that cannot be trained as it is."""
+    """A model, loss or metric that is not supported."""
 
 
 class OptimizerError(LockstepError, ValueError):
-    """An optimizer that does not fit the model, or that cannot be run in parallel."""
+    """An optimizer that does not fit the model, or is not supported."""
 
 
 class StateError(LockstepError, ValueError):
@@ -52,23 +52,23 @@ class StateError(LockstepError, ValueError):
 
 
 class CheckpointError(LockstepError, ValueError):
-    """A checkpoint that is damaged, not whole, or none at all."""
+    """A checkpoint that is damaged, incomplete or missing."""
 
 
 class SaveError(LockstepError, OSError):
-    """A checkpoint that could not be written. Training goes on from where it was, older checkpoints are whole."""
+    """A checkpoint that could not be written. Training can continue, and older checkpoints are unchanged."""
 
 
 class ExampleError(LockstepError, RuntimeError):
-    """The script's own code failed on an example; the message names its index."""
+    """The data set or a function given to .map failed on an example; the message has its index."""
 
 
 class ExactError(LockstepError, RuntimeError):
-    """Something that cannot keep the promise of equal bits."""
+    """Something for which equal bits cannot be guaranteed."""
 
 
 class DivergedError(ExactError):
-    """Bits that should be equal are not; `digests` holds those of every step and number of devices, where known."""
+    """Bits differ that must be equal. `digests` has those of every step by number of devices, if known."""
 
     def __init__(self, message: str, digests: dict[int, tuple[str, ...]] | None = None) -> None:
         super().__init__(message)
@@ -76,19 +76,19 @@ class DivergedError(ExactError):
 
 
 class NonFiniteError(LockstepError, ArithmeticError):
-    """A loss that is not a finite number."""
+    """A loss that is NaN or infinite."""
 
     @classmethod
     def at(cls, step: int, shard: int, value: float) -> "NonFiniteError":
-        """The error of the shard whose loss is `value`."""
+        """Returns the error for a shard whose loss is `value`."""
         return cls(
-            f"A loss is a finite number. Got {value} in step {step}, shard {shard}. The model is as it was before that "
-            "step. Look at that shard's examples, or use a smaller learning rate or clip_norm=1.0."
+            f"The loss is {value} in step {step}, shard {shard}. The model is as it was before that "
+            "step. Check that shard's examples, or use a smaller learning rate or clip_norm=1.0."
         )
 
 
 class DeviceError(LockstepError, ValueError):
-    """A device that is not there, or that does not go with the others."""
+    """A device that is missing, or that does not fit the others."""
 
 
 class WorkerError(LockstepError, RuntimeError):
@@ -96,15 +96,15 @@ class WorkerError(LockstepError, RuntimeError):
 
 
 class LaunchError(LockstepError, RuntimeError):
-    """Launcher variables that make no sense."""
+    """Launcher variables that are missing or inconsistent."""
 
 
 class PlatformError(LockstepError, OSError):
-    """Something that this operating system does not have."""
+    """A feature that this operating system lacks."""
 
 
 class DatasetError(LockstepError, OSError):
-    """A data set that cannot be had."""
+    """A data set that cannot be downloaded or read."""
 
 
 class MissingExtra(LockstepError, ImportError):
@@ -112,12 +112,12 @@ class MissingExtra(LockstepError, ImportError):
 
 
 class ArgumentError(LockstepError, TypeError):
-    """An argument that a method does not take."""
+    """An unknown or missing argument of a method."""
 
 
 class CallbackError(LockstepError, TypeError):
-    """A callback that is none, or that got what it cannot use."""
+    """An invalid callback, or an invalid argument of one."""
 
 
 class PeerFailed(LockstepError, RuntimeError):
-    """Another process could not finish a step, so nobody commits it; its own error is the one a script sees."""
+    """Another process failed in a step, so no process commits it. The script sees that process's error."""

@@ -12,7 +12,7 @@ from lockstep.checkpoint.snapshot import check_state
 from lockstep.core import batches, digest
 from lockstep.core.scores import Scores
 from lockstep.core.time_breakdown import Breakdown
-from lockstep.data.class_weights import weighed
+from lockstep.data.class_weights import add_class_weights
 from lockstep.data.source import Source
 from lockstep.display.verbosity import parse_verbose
 from lockstep.training.call_arguments import checked_optional, explain_arguments
@@ -109,7 +109,7 @@ class Trainer(Generic[Model]):
 
         def open_data() -> Source:
             opened = session.open_data(data, batch_size, shuffle, DEFAULT_BATCH_SIZE)
-            return weighed(opened, class_weight, session.backend.host)
+            return add_class_weights(opened, class_weight, session.backend.host, session.recipe.habits.words == "keras")
 
         return fit(session, self, open_data, options)
 
@@ -125,7 +125,7 @@ class Trainer(Generic[Model]):
             print(session.opening, flush=True)
         session.opening_shown = True
         objects, columns = session.metric_objects, session.columns()
-        others = objects.of_batch(*session.outputs()) if objects else dict
+        others = objects.compute_later(*session.outputs()) if objects else dict
         return StepLogs(lambda: columns, outcome.sums, others, lambda: session.grad_norm(outcome))
 
     @explain_arguments
@@ -200,7 +200,7 @@ class Trainer(Generic[Model]):
         return self.session.backend.state()
 
     def model_arrays(self) -> Mapping[str, Any]:
-        """The model's arrays as the framework's own, on the first device, not copied; valid until the next step."""
+        """Return the model's arrays as the framework's own, on the first device; valid until the next step."""
         return self.session.backend.model_arrays()
 
     def copies(self, name: str) -> list[Array]:
@@ -222,7 +222,7 @@ class Trainer(Generic[Model]):
 
     def digest(self) -> str:
         """Return the sha256 of the whole state: equal digests, equal bits. Also checks that all replicas agree."""
-        whole = digest.of_state(self.digests(), self.num_steps)
+        whole = digest.hash_state(self.digests(), self.num_steps)
         return whole if self.exact else f"inexact:{whole}"
 
     def digests(self) -> dict[str, str]:

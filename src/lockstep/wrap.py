@@ -103,8 +103,8 @@ def _join(recipe: Recipe, run: Run, module: Module, devices: Any, objects: Seque
     if not module.joins:
         raise LaunchError(
             "This framework drives all devices from one process and meets no others. Got a process that was launched "
-            f"among several ({environment.signs() or 'a process group'}). Start the script with python alone, or unset "
-            "these."
+            f"among several ({environment.describe_launch() or 'a process group'}). "
+            "Start the script with python alone, or unset these."
         )
     device = rendezvous.choose_device(module.available(), devices)
     backend = _open(module, recipe, ["cpu:0" if names.is_cpu(device) else device])  # as this process numbers them
@@ -125,7 +125,7 @@ def _metric_objects(objects: Sequence[Named], backend: Backend) -> MetricObjects
 
 def _open(module: Module, recipe: Recipe, devices: Sequence[str]) -> Backend:
     for name, value in module.variables(devices).items():
-        environment.provide(name, value)
+        environment.set_default(name, value)
     if names.is_cpu(devices[0]):
-        malloc.keep_freed()
+        malloc.keep_freed_memory()
     return module.open(recipe, devices)

@@ -5,6 +5,7 @@ import pytest
 
 import lockstep
 from lockstep.backends.numpy import SGD, CrossEntropy, Dense
+from lockstep.backends.numpy.backend import NumpyBackend
 from lockstep.core.batches import OBJECTIVE_EXAMPLE
 from lockstep.errors import BatchError, ModelError, OptimizerError
 
@@ -23,7 +24,7 @@ X, Y = np.eye(4), np.arange(4)
         ),
     ],
 )
-def test_what_does_not_go_with_a_dense(optimizer, loss, error, message):
+def test_combinations_that_do_not_fit_a_dense_network_are_refused(optimizer, loss, error, message):
     with pytest.raises(error) as caught:
         lockstep.wrap(Dense([4, 4], seed=0), optimizer, loss, devices=1)
     assert str(caught.value) == message
@@ -60,3 +61,15 @@ def test_dropout_scales_what_it_keeps():
     kept = values != 0
     np.testing.assert_allclose(values[kept], plain[kept] / 0.75)
     assert 0.7 < kept.sum() / (plain != 0).sum() < 0.8
+
+
+def test_shards_out_of_order_stop_the_step(monkeypatch):
+    """A defect of a backend, which would silently add in another order."""
+    leaves = NumpyBackend.leaves
+    monkeypatch.setattr(NumpyBackend, "leaves", lambda *arguments: (each for each in reversed([*leaves(*arguments)])))
+    x, y = np.ones((8, 3)), np.arange(8) % 2
+    with (
+        lockstep.wrap(Dense([3, 2], seed=0), SGD(0.1), "cross_entropy", devices=1, shards=4) as trainer,
+        pytest.raises(AssertionError, match="shard 3 came where shard 0 was due"),
+    ):
+        trainer.step((x, y), verbose=0)

@@ -51,7 +51,7 @@ def test_shards_of_one_example_can_be_judged(kit):
 
 
 @kits
-def test_a_loss_of_0_decides_nothing(kit):
+def test_a_loss_of_0_does_not_decide_the_reduction(kit):
     """Which a sum of hinges often is in the first shard, or in the first batches."""
     form = form_of(kit, "a function that is a sum")
     with wrapped(kit, form) as trainer:
@@ -63,7 +63,7 @@ def test_a_loss_of_0_decides_nothing(kit):
 
 
 @kits
-def test_the_opening_of_a_checkpointed_fit_tells_it(kit, tmp_path):
+def test_the_opening_line_of_fit_shows_the_checkpoint(kit, tmp_path):
     form = form_of(kit, "a function that is a sum")
     model = form.model()
     loss = form.loss
@@ -106,7 +106,7 @@ def test_a_resumed_run_takes_the_loss_as_it_was_taken(kit, tmp_path):
 
 
 @kits
-def test_a_loss_that_says_what_it_is_is_not_judged(kit):
+def test_a_loss_with_a_known_reduction_is_not_probed(kit):
     for name in ("cross entropy", "sum"):
         found = [form for form in kit.forms if form.name == name]
         for form in found:
@@ -128,7 +128,7 @@ def test_a_function_that_is_a_mean_goes_without_a_word(kit, name):
 
 
 @kits
-def test_an_objective_is_told_unless_it_gives_a_sum(kit):
+def test_an_objective_that_returns_no_sum_is_probed(kit):
     for name, told in (("objective", True), ("objective with values", True), ("objective of a Sum", False)):
         for form in (form for form in kit.forms if form.name == name):
             for shards in (1, 4):

@@ -135,7 +135,7 @@ STAT = "cpu  {user} 0 0 {idle} 0 0 0 {steal} 0 0"
         (0, 200, 0, 1.5, False, False),  # only the past was busy
     ],
 )
-def test_a_busy_machine_is_told_from_a_quiet_one(load, user, idle, steal, average, quiet, in_use):
+def test_a_busy_machine_is_detected(load, user, idle, steal, average, quiet, in_use):
     texts = iter(
         [STAT.format(user=1000, idle=1000, steal=0), STAT.format(user=1000 + user, idle=1000 + idle, steal=steal)]
     )
@@ -167,7 +167,7 @@ def test_one_busy_second_passes(load):
     assert load.wait_until_quiet(lambda: next(loads), lambda _: None).is_quiet
 
 
-def test_others_are_what_is_not_our_own(load):
+def test_other_processes_exclude_our_own(load):
     times, own = iter([load.CpuTimes(0, 0), load.CpuTimes(100, 60)]), iter([0.0, 50.0])
     others = load.OthersUse(lambda: next(times), lambda: next(own))
     assert others.percent() == pytest.approx(10.0)

@@ -135,8 +135,7 @@ def test_a_real_model_ends_with_the_bytes_of_its_best_epoch() -> None:
         ),
         (
             lambda: EarlyStopping("speed"),
-            "A monitor knows whether less or more is better. The name 'speed' does not tell. "
-            "Use mode='min' or mode='max'.",
+            "It is not known whether lower or higher values of 'speed' are better. Use mode='min' or mode='max'.",
         ),
         (
             lambda: fit(FakeTrainer(), [EarlyStopping()], epochs("loss", [1])),

@@ -8,7 +8,7 @@ from lockstep import callbacks
 HEAVY = {"rich", "matplotlib", "tensorboard", "google", "IPython", "torch"}
 
 
-def test_nothing_heavy_is_imported() -> None:
+def test_heavy_packages_are_not_imported() -> None:
     script = (
         "import sys, lockstep.callbacks as c; "
         "c.TensorBoard('a'), c.Plot('b'), c.CSVLogger('c'), c.Log(print), c.EMA(0.9), c.EarlyStopping(); "

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from checkpoint.samples import DTYPES, content, equal, forge, litter, same, snapshot
 from lockstep.backends.base import Array
-from lockstep.checkpoint import Snapshot, read, safetensors_file, write
+from lockstep.checkpoint import Snapshot, json_codec, read, safetensors_file, write
 from lockstep.checkpoint.format import RESERVED, read_fact
 from lockstep.checkpoint.io import OpenFolder
 from lockstep.core import digest
@@ -65,7 +66,7 @@ def test_the_manifest_has_the_digests_of_the_state(tmp_path):
     """So that the digest of a run can be told from its manifest."""
     saved = Snapshot(snapshot().state)
     records = content(write(tmp_path / "mine", saved))["tensors"]
-    assert {name: record["sha256"] for name, record in records.items()} == digest.of_arrays(saved.state)
+    assert {name: record["sha256"] for name, record in records.items()} == digest.hash_arrays(saved.state)
 
 
 @given(
@@ -115,6 +116,17 @@ def test_a_frozen_snapshot_has_facts_of_its_own():
     assert same(frozen.facts["inner"], [np.zeros(2)])
     with pytest.raises(StateError, match="cannot hold the set at x"):
         snapshot(x=set()).freeze()
+
+
+def test_a_frozen_snapshot_is_encoded_once(tmp_path, monkeypatch):
+    encode, calls = json_codec.encode, []
+    monkeypatch.setattr(json_codec, "encode", lambda nest: calls.append(nest) or encode(nest))
+    saved = snapshot(inner=[np.zeros(2)])
+    frozen = saved.freeze()
+    path = write(tmp_path / "mine", frozen)
+    assert len(calls) == 1
+    assert equal(read(path), saved)
+    assert read(write(tmp_path / "other", replace(frozen, facts={"step": 4}))).facts == {"step": 4}  # not the old ones
 
 
 @pytest.mark.parametrize("name", ["model.__metadata__", "__metadata__", "facts.0", "model.\ud800"])

@@ -65,7 +65,7 @@ def lockstep(*arguments):
 
 
 def test_devices_of_the_installed_frameworks():
-    found = hardware.installed()
+    found = hardware.list_installed()
     result = lockstep("devices")
     assert result.exit_code == 0
     assert found == ["torch", "jax", "tensorflow"]
@@ -75,7 +75,7 @@ def test_devices_of_the_installed_frameworks():
 
 
 def test_devices_names_accelerators(monkeypatch):
-    monkeypatch.setattr(hardware, "available", lambda framework: [f"cuda:{index}" for index in range(8)])
+    monkeypatch.setattr(hardware, "list_accelerators", lambda framework: [f"cuda:{index}" for index in range(8)])
     assert "8 replicas: cuda:0 … cuda:7" in lockstep("devices").output
 
 
@@ -89,10 +89,10 @@ def test_devices_on_a_platform_without_workers(monkeypatch):
 
 @pytest.mark.parametrize("framework", ["caffe", ""])
 @pytest.mark.parametrize("command", ["demo", "verify"])
-def test_a_framework_that_is_none(command, framework):
+def test_an_unknown_framework_is_refused(command, framework):
     result = lockstep(command, "--framework", framework)
     assert result.exit_code == 2
-    assert f"Lockstep trains with torch, jax, tensorflow, mxnet. Got {framework!r}. Name one of these." in result.stderr
+    assert f"--framework {framework!r} is not supported. Use one of torch, jax, tensorflow, mxnet." in result.stderr
 
 
 @pytest.mark.parametrize("command", ["demo", "verify"])
@@ -100,11 +100,11 @@ def test_a_framework_that_is_not_installed(command, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optax" else name)
     result = lockstep(command, "--framework", "jax")
     assert result.exit_code == 2
-    assert 'This needs jax. Install it: pip install "lockstep-train[jax]"' in result.stderr
+    assert 'jax is not installed. Install it: pip install "lockstep-train[jax]"' in result.stderr
 
 
 @pytest.mark.parametrize("command", ["devices", "demo", "verify"])
-def test_without_a_framework(command, monkeypatch):
+def test_no_framework_is_installed(command, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     result = lockstep(command)
     assert result.exit_code == 2
@@ -114,7 +114,7 @@ def test_without_a_framework(command, monkeypatch):
 # -- verify
 
 
-def test_a_script_of_the_users_own(script):
+def test_verify_a_script_of_the_user(script):
     path = script(MAKE)
     result = lockstep("verify", f"{path}:make_trainer", "--devices", "1,2", "--batch-size", 8, "--steps", 6)
     assert result.exit_code == 0, result.output + result.stderr
@@ -130,7 +130,7 @@ def test_a_trainer_alone_gets_the_digits(script):
     assert result.exit_code == 0, result.output + result.stderr
 
 
-def test_a_trainer_alone_that_does_not_take_them(script):
+def test_a_trainer_alone_that_does_not_fit_the_digits(script):
     result = lockstep("verify", f"{script(MAKE)}:narrow", "--devices", "1,2", "--steps", 2)
     assert result.exit_code == 2
     assert "End the function with: return trainer, (x, y)" in result.stderr
@@ -139,12 +139,12 @@ def test_a_trainer_alone_that_does_not_take_them(script):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("lost", "must give what lockstep.wrap returned, or (trainer, data). Got ndarray."),
+        ("lost", "returned ndarray, not what lockstep.wrap returned, or (trainer, data)."),
         ("inexact", "verify checks the promise of equal bits."),
-        ("nobody", "must define a function 'nobody'"),
+        ("nobody", "defines no function 'nobody'"),
     ],
 )
-def test_what_cannot_be_verified(script, function, message):
+def test_functions_that_cannot_be_verified(script, function, message):
     result = lockstep("verify", f"{script(MAKE)}:{function}", "--devices", "1,2")
     assert result.exit_code == 2
     assert message in result.stderr
@@ -155,7 +155,7 @@ def test_what_cannot_be_verified(script, function, message):
 def test_numbers_of_devices_that_are_none(devices):
     result = lockstep("verify", "--devices", devices)
     assert result.exit_code == 2
-    assert "lists two or more different integers" in " ".join(result.stderr.split())
+    assert "is not a list of two or more different integers" in " ".join(result.stderr.split())
 
 
 def test_shards_belong_to_the_scripts_trainer(script):
@@ -191,7 +191,7 @@ def test_bits_that_follow_the_process_are_found(script):
         ("import sys\nsys.exit(1)\n", "SystemExit: 1"),
     ],
 )
-def test_a_script_that_fails_is_no_difference_of_bits(script, text, words):
+def test_a_failing_script_does_not_exit_with_1(script, text, words):
     """Exit code 1 is for different bits alone; a script's own error keeps its traceback."""
     result = lockstep("verify", f"{script(text)}:make_trainer", "--devices", "1,2")
     assert result.exit_code == 2
@@ -199,14 +199,14 @@ def test_a_script_that_fails_is_no_difference_of_bits(script, text, words):
     assert words in result.stderr
 
 
-def test_a_script_finds_no_arguments_of_the_command_line(script):
+def test_a_script_does_not_get_the_commands_arguments(script):
     path = script("import sys\nassert sys.argv == [__file__], sys.argv\n" + MAKE)
     result = lockstep("verify", f"{path}:make_trainer", "--devices", "1,2", "--steps", 1)
     assert result.exit_code == 0, result.stderr
     assert "The same bits after 1 step on 1 and 2 devices." in result.output
 
 
-def test_an_interrupt_is_no_difference_of_bits(script):
+def test_an_interrupt_exits_with_130(script):
     result = lockstep("verify", f"{script('def make_trainer(): raise KeyboardInterrupt')}:make_trainer")
     assert result.exit_code == 130
 
@@ -215,7 +215,7 @@ def test_eight_columns_fit_into_a_narrow_terminal():
     """With bare numbers as headings and digests that are not cut off in the middle."""
     output = io.StringIO()
     console = Console(file=output, width=80)
-    console.print(verification._table(dict.fromkeys(range(1, 9), ("0123456789abcdef",)), console.width))
+    console.print(verification._build_table(dict.fromkeys(range(1, 9), ("0123456789abcdef",)), console.width))
     heading, _, row = [line.split() for line in output.getvalue().splitlines() if line.strip()]
     assert heading == ["step", *"12345678"]
     assert len(row) == 9
@@ -226,7 +226,7 @@ def test_the_picture_of_the_demo_is_checked_before_the_training(tmp_path):
     (tmp_path / "file").write_text("")
     result = lockstep("demo", "--table", tmp_path / "file" / "table.svg")
     assert result.exit_code == 2
-    assert f"--table needs a file that can be written. Got {tmp_path}/file/table.svg: " in result.stderr
+    assert f"--table {tmp_path}/file/table.svg cannot be written: " in result.stderr
 
 
 # -- the command itself

@@ -24,7 +24,7 @@ LINES = {"torch": 12, "jax": 14, "tensorflow": 16, "mxnet": 17}
 
 @frameworks
 def test_the_script_is_the_example(framework):
-    own = scripts.of(framework)
+    own = scripts.load_scripts(framework)
     assert (EXAMPLES / own.file).read_text(encoding="utf-8") == own.train
     assert len([line for line in own.train.splitlines() if line]) == LINES[framework]
 
@@ -39,7 +39,7 @@ SAME = {
 
 @frameworks
 def test_both_scripts_train_the_same(framework):
-    own = scripts.of(framework)
+    own = scripts.load_scripts(framework)
     net = re.search(r"net = .*", own.train).group()
     for same in (net, *SAME[framework]):
         assert own.train.count(same) == own.peer.text.count(same) == 1
@@ -50,9 +50,9 @@ def test_both_scripts_train_the_same(framework):
     assert other.count("range(2)") + other.count("epochs=2") == 1
 
 
-def test_a_script_that_fails_says_why():
-    with pytest.raises(WorkerError, match=r"(?s)train.py must run to its end. It left with code 1.*no such thing"):
-        demo.run("Lockstep", "train.py", "raise ValueError('no such thing')", 1, [])
+def test_the_error_of_a_failing_script_has_its_stderr():
+    with pytest.raises(WorkerError, match=r"(?s)train.py failed with exit code 1:.*no such thing"):
+        demo.run_script("Lockstep", "train.py", "raise ValueError('no such thing')", 1, [])
 
 
 def test_the_demo(tmp_path):
@@ -82,26 +82,27 @@ def test_the_demo(tmp_path):
 def test_an_interrupt_leaves_nothing_behind(script, arguments, tmp_path):
     code = (
         "from lockstep.cli import demo, scripts\n"
-        f"demo.run('x', 'x.py', demo._with_epochs(scripts.of('torch').{script}, 10**6), 2, {arguments!r})"
+        f"text = demo._with_epochs(scripts.load_scripts('torch').{script}, 10**6)\n"
+        f"demo.run_script('x', 'x.py', text, 2, {arguments!r})"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
-        family = wait_for(lambda: found if len(found := descendants(process.pid)) >= 2 else None, 200)
-        folder = Path(os.readlink(f"/proc/{family[0]}/cwd"))
+        processes = wait_for(lambda: found if len(found := descendants(process.pid)) >= 2 else None, 200)
+        folder = Path(os.readlink(f"/proc/{processes[0]}/cwd"))
         assert folder.name.startswith("lockstep-demo-")
         assert folder.parent == Path(tempfile.gettempdir())
         time.sleep(1.0)  # somewhere between importing and training
-        family = {*family, *descendants(process.pid)}
+        processes = {*processes, *descendants(process.pid)}
         process.send_signal(signal.SIGINT)
-        _, complaint = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
     finally:
-        for pid in descendants(process.pid):  # where it failed, nobody else ends them
+        for pid in descendants(process.pid):  # if the test failed
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.kill()
         process.wait()
-    assert "KeyboardInterrupt" in complaint
-    wait_for(lambda: not any(alive(pid) for pid in family), 60)
+    assert "KeyboardInterrupt" in stderr
+    wait_for(lambda: not any(alive(pid) for pid in processes), 60)
     assert not folder.exists()
 
 

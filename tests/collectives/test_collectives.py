@@ -255,13 +255,13 @@ def test_allreduce_refuses(arrays, words):
         ([], 2, BatchError, "replicate takes arrays of numpy, PyTorch, JAX, TensorFlow or MXNet. Got none."),
         ({"w": "text"}, 2, BatchError, "Got a str."),
         ([Fraction(1, 2)], 2, BatchError, "Got a fractions.Fraction. Give an array"),
-        (np.ones(2), 0, DeviceError, "at least one device. Got devices=0."),
-        (np.ones(2), [], DeviceError, "at least one device. Got an empty list."),
+        (np.ones(2), 0, DeviceError, "devices=0 leaves no device"),
+        (np.ones(2), [], DeviceError, "devices=[] leaves no device"),
         (
             np.ones(2),
             ["abacus"],
             DeviceError,
-            "Every device must be there. Got 'abacus:0'; this host has only the CPU.",
+            "This host has no device 'abacus:0', it has only the CPU.",
         ),
     ],
 )
@@ -273,16 +273,16 @@ def test_replicate_refuses(params, devices, error, words):
 
 def test_unknown_devices_are_refused(kit):
     for call in (lockstep.replicate, lockstep.split):
-        with pytest.raises(DeviceError, match="Got 'abacus:0'"):
+        with pytest.raises(DeviceError, match="no device 'abacus:0'"):
             call(kit.array(noise(3)), ["abacus"])
 
 
 @pytest.mark.parametrize(
     "batch, words",
     [
-        (0.5, "A batch holds at least one array"),
-        ((np.ones(2), np.ones(3)), "Got lengths 2, 3"),
-        (np.ones((0, 2)), "A batch holds at least one example."),
+        (0.5, "has no array with examples on its first axis"),
+        ((np.ones(2), np.ones(3)), "different lengths, 2, 3, in"),
+        (np.ones((0, 2)), "has no examples. Leave empty batches out."),
         (["a", "b"], "split takes arrays of numpy, PyTorch, JAX, TensorFlow or MXNet. Got none."),
     ],
 )

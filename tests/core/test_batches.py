@@ -1,4 +1,4 @@
-"""Whatever the nest, cut and joined it is itself again."""
+"""Splitting batches into shards, lists in batches, fingerprints and descriptions."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def dealt(draw):
 
 
 @given(dealt(), st.integers(1, 12))
-def test_cut_and_join_is_the_batch_again(case, num_shards):
+def test_splitting_and_joining_restores_the_batch(case, num_shards):
     num_examples, batch = case
     pieces = batches.cut(batch, num_shards)
     assert batches.count(batch) == num_examples
@@ -53,7 +53,7 @@ def test_cut_and_join_is_the_batch_again(case, num_shards):
 
 
 @given(dealt(), st.integers(1, 12), st.data())
-def test_every_example_is_dealt_exactly_once_in_order(case, num_shards, data):
+def test_every_example_is_in_exactly_one_shard_in_order(case, num_shards, data):
     num_examples, batch = case
     num_replicas = data.draw(st.integers(1, num_shards))
     owners = data.draw(st.lists(st.integers(0, num_replicas - 1), min_size=num_shards, max_size=num_shards))
@@ -103,7 +103,7 @@ SIZES = [np.zeros((size, 4)) for size in (3, 1, 2)]  # and for each of three, of
         ([[np.zeros(2), np.ones(2)], np.zeros(2)], (tuple, np.ndarray)),  # both ways: as in the batches before a tail
     ],
 )
-def test_a_list_of_examples_inside_stays_one(batch, expected):
+def test_an_inner_list_of_examples_stays_a_list(batch, expected):
     found = batches.top(batch)
     assert tuple(map(type, found)) == expected
     assert [len(part) for part in found] == [len(part) for part in batch]
@@ -144,21 +144,21 @@ def test_describe(batch, expected):
     [
         (
             (1, "text"),
-            "A batch holds at least one array whose first axis counts the examples. Got (int, str). "
-            f"Give (inputs, targets), or write an objective:\n{batches.OBJECTIVE_EXAMPLE}",
+            "The batch (int, str) has no array with examples on its first axis. "
+            f"Use (inputs, targets), or write an objective:\n{batches.OBJECTIVE_EXAMPLE}",
         ),
         (
             {"x": np.zeros((3, 2)), "y": np.zeros(4)},
-            "Every array of a batch has one entry per example. Got lengths 3, 4 "
-            "in {'x': ndarray(3, 2), 'y': ndarray(4,)}. Give arrays of equal length.",
+            "The arrays of a batch have different lengths, 3, 4, "
+            "in {'x': ndarray(3, 2), 'y': ndarray(4,)}. Use arrays with one entry per example.",
         ),
         (
             (np.zeros((0, 2)), []),
-            "A batch holds at least one example. Got a batch of size 0. Leave empty batches out.",
+            "The batch (ndarray(0, 2), list of 0) has no examples. Leave empty batches out.",
         ),
     ],
 )
-def test_errors(batch, message):
+def test_batches_without_examples_are_refused(batch, message):
     for function in (batches.count, lambda batch: batches.cut(batch, 2)):
         with pytest.raises(BatchError) as caught:
             function(batch)
@@ -182,7 +182,7 @@ BATCH = (np.arange(6.0).reshape(3, 2), ["a", "b", "c"], 0.5)
         (*BATCH[:2], 0.25),
     ],
 )
-def test_fingerprints_tell_batches_apart(other):
+def test_different_batches_have_different_fingerprints(other):
     assert batches.fingerprint(BATCH) == batches.fingerprint((BATCH[0].copy(), list("abc"), 0.5))
     assert batches.fingerprint(other) != batches.fingerprint(BATCH)
 
@@ -199,7 +199,7 @@ ROWS = batches.Rows(Told(1), epoch=2, batch=3, num_examples=10)
 
 
 @given(st.integers(1, 40), st.integers(1, 12))
-def test_rows_are_cut_like_any_batch(num_examples, num_shards):
+def test_rows_are_split_like_any_batch(num_examples, num_shards):
     rows = batches.Rows(None, 0, 0, num_examples)
     assert batches.count(rows) == num_examples
     arrays = batches.cut(np.arange(num_examples), num_shards)
@@ -209,7 +209,7 @@ def test_rows_are_cut_like_any_batch(num_examples, num_shards):
     ]
 
 
-def test_rows_are_dealt_like_any_batch():
+def test_rows_are_assigned_like_any_batch():
     (first, second) = batches.deal(ROWS, Plan.even(4, 2), [[0], [1]])
     assert {shard: piece.bounds for shard, piece in (first[0] | second[1]).items()} == {
         0: (0, 3),
@@ -219,11 +219,11 @@ def test_rows_are_dealt_like_any_batch():
     }
 
 
-def test_rows_in_words():
+def test_describe_rows():
     assert batches.describe(batches.cut(ROWS, 4)[1]) == "rows 3 to 5 of 10 in batch 3 of epoch 2"
 
 
-def test_rows_of_inputs_alone():
+def test_rows_of_inputs_only():
     assert batches.inputs(ROWS).only_inputs
     assert batches.top(ROWS) is ROWS
 
@@ -238,7 +238,7 @@ def test_rows_of_inputs_alone():
         replace(ROWS, pipeline=Told(2)),
     ],
 )
-def test_fingerprints_tell_rows_apart(other):
+def test_different_rows_have_different_fingerprints(other):
     assert batches.fingerprint((ROWS, 1)) == batches.fingerprint((replace(ROWS, pipeline=Told(1)), 1))
     assert batches.fingerprint((other, 1)) != batches.fingerprint((ROWS, 1))
 
@@ -259,7 +259,7 @@ FOUR = [np.zeros(4), np.ones(4), np.ones(4)]
         (([np.zeros(4), np.ones(3)], np.zeros(4)), False),
     ],
 )
-def test_a_list_is_several_inputs_where_something_beside_it_shows_that(batch, together):
+def test_a_list_is_several_inputs_if_an_array_beside_it_has_the_same_length(batch, together):
     first = next(iter(batch.values() if isinstance(batch, dict) else batch))
     found = batches.several(batch)
     given = next(iter(found.values() if isinstance(found, dict) else found))
@@ -268,7 +268,7 @@ def test_a_list_is_several_inputs_where_something_beside_it_shows_that(batch, to
 
 
 @pytest.mark.parametrize("batch", [(FOUR, FOUR), (FOUR, np.zeros(3)), {"x": FOUR}])
-def test_a_list_of_arrays_is_several_inputs_wherever_that_is_the_habit(batch):
+def test_a_list_of_arrays_is_always_several_inputs_in_keras(batch):
     found = batches.several(batch, always=True)
     given = list(found.values() if isinstance(found, dict) else found)
     assert isinstance(given[0], tuple)
@@ -276,6 +276,6 @@ def test_a_list_of_arrays_is_several_inputs_wherever_that_is_the_habit(batch):
     np.testing.assert_equal(given[0], tuple(FOUR))
 
 
-def test_a_list_of_anything_else_has_an_entry_for_each_example_wherever():
+def test_a_list_of_other_values_has_one_entry_per_example():
     batch = (["a", "b"], [1, 2], [np.zeros(2), 1], [])
     assert batches.several(batch, always=True) is batch

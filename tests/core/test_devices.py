@@ -1,4 +1,4 @@
-"""What `devices=` means."""
+"""The meaning of `devices=`."""
 
 import numpy as np
 import pytest
@@ -36,37 +36,36 @@ def test_resolve(devices, available, expected):
 @pytest.mark.parametrize(
     ("devices", "available", "message"),
     [
-        (0, [], "Training needs at least one device. Got devices=0. Use devices=1 or more."),
-        (-2, GPUS, "Training needs at least one device. Got devices=-2. Use devices=1 or more."),
+        (0, [], "devices=0 leaves no device to train on. Use devices=1 or more."),
+        (-2, GPUS, "devices=-2 leaves no device to train on. Use devices=1 or more."),
         (
             3,
             GPUS,
-            "Every device must be there. Got devices=3; this host has 2: cuda:0, cuda:1. "
-            "Use devices=2, or devices=['cpu'] * 3.",
+            "devices=3 is more than the 2 of this host: cuda:0, cuda:1. Use devices=2, or devices=['cpu'] * 3.",
         ),
-        ([], [], "Training needs at least one device. Got an empty list. Use devices=None for all."),
-        (["cpu", "cuda:0"], GPUS, "Devices are all of one type, for bits are. Got cpu, cuda:0. Use one type."),
+        ([], [], "devices=[] leaves no device to train on. Use devices=None for all."),
+        (["cpu", "cuda:0"], GPUS, "All devices must be of the same type. Got cpu, cuda:0. Use one type."),
         (
             "cuda:2",
             GPUS,
-            "Every device must be there. Got 'cuda:2'; this host has cuda:0, cuda:1. Name one of these.",
+            "This host has no device 'cuda:2', it has cuda:0, cuda:1. Use one of these.",
         ),
         (
             2.0,
             [],
-            "Devices are a count, a list of names, or None for every accelerator. Got devices=2.0. "
+            "devices=2.0 is not a number, a list of names, or None for all accelerators. "
             "Use for example devices=2, or devices=['cpu:0', 'cpu:1'].",
         ),
         (
             [0, 1],
             [],
-            "Devices are a count, a list of names, or None for every accelerator. Got devices=[0, 1]. "
+            "devices=[0, 1] is not a number, a list of names, or None for all accelerators. "
             "Use for example devices=2, or devices=['cpu:0', 'cpu:1'].",
         ),
-        (["cuda"], [], "Every device must be there. Got 'cuda:0'; this host has only the CPU. Name one of these."),
+        (["cuda"], [], "This host has no device 'cuda:0', it has only the CPU. Use one of these."),
     ],
 )
-def test_errors(devices, available, message):
+def test_invalid_values_are_refused(devices, available, message):
     with pytest.raises(DeviceError) as caught:
         resolve(devices, available)
     assert str(caught.value) == message
@@ -78,8 +77,8 @@ class Chip:
     place = "CUDA:1"
 
 
-def test_a_frameworks_own_devices_go_by_their_names():
+def test_device_objects_of_a_framework_are_resolved_by_name():
     assert resolve([Chip(), "cuda:0"], GPUS, lambda chip: chip.place) == ("cuda:1", "cuda:0")
     assert resolve(Chip(), GPUS, lambda chip: chip.place) == ("cuda:1",)
-    with pytest.raises(DeviceError, match=r"a list of names, .* Got devices=\[<"):
+    with pytest.raises(DeviceError, match=r"devices=\[<.*is not a number, a list of names"):
         resolve([object()], GPUS, lambda chip: chip.place)

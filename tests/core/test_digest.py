@@ -1,4 +1,4 @@
-"""Equal digests, equal bits: nothing else may pass for equal."""
+"""Digests differ for any difference of bits, type, shape, name or step."""
 
 import numpy as np
 import pytest
@@ -19,14 +19,14 @@ ZEROS = np.zeros((2, 3), np.float32)
     ],
 )
 def test_sign_shape_and_type_count(other):
-    (one,), (two,) = (digest.of_arrays({"w": array}).values() for array in (Array(ZEROS, "float32"), other))
+    (one,), (two,) = (digest.hash_arrays({"w": array}).values() for array in (Array(ZEROS, "float32"), other))
     assert one != two
 
 
 def test_memory_order_does_not_count():
     values = np.arange(6.0).reshape(2, 3)
     arrays = {"c": Array(values, "float64"), "f": Array(np.asfortranarray(values), "float64")}
-    found = digest.of_arrays(arrays)
+    found = digest.hash_arrays(arrays)
     assert found["c"] == found["f"]
 
 
@@ -34,11 +34,11 @@ def test_memory_order_does_not_count():
     ("digests", "step"),
     [({"a": "1", "b": "3"}, 3), ({"a": "1", "c": "2"}, 3), ({"a": "1"}, 3), ({"a": "1", "b": "2"}, 4)],
 )
-def test_names_values_and_step_make_the_whole(digests, step):
-    assert digest.of_state(digests, step) != digest.of_state({"a": "1", "b": "2"}, 3)
+def test_the_state_digest_depends_on_names_values_and_step(digests, step):
+    assert digest.hash_state(digests, step) != digest.hash_state({"a": "1", "b": "2"}, 3)
 
 
-def test_copies_have_the_digests_of_their_own_bytes():
+def test_digests_of_several_copies():
     """Also where the first copy's are taken over: -0.0 equals 0.0 and has other bytes."""
     zeros = np.zeros(2, np.float32)
     first = {"a": Array(zeros, "float32"), "b": Array(np.arange(3), "int64")}
@@ -50,5 +50,5 @@ def test_copies_have_the_digests_of_their_own_bytes():
         {**first, "a": Array(zeros, "bfloat16")},
         {**first, "c": Array(zeros, "float32")},
     ]
-    assert list(digest.of_copies(copies)) == [digest.of_arrays(copy) for copy in copies]
-    assert [each["a"] == digest.of_arrays(first)["a"] for each in digest.of_copies(copies)] == [1, 1, 0, 0, 0, 1]
+    assert list(digest.hash_copies(copies)) == [digest.hash_arrays(copy) for copy in copies]
+    assert [each["a"] == digest.hash_arrays(first)["a"] for each in digest.hash_copies(copies)] == [1, 1, 0, 0, 0, 1]

@@ -1,4 +1,4 @@
-"""The process's generators, seeded for a while and put back."""
+"""The global random number generators, seeded for a while and restored."""
 
 import random
 
@@ -17,15 +17,15 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_seeded_and_put_back(draw):
+def test_global_generators_are_seeded_and_restored(draw):
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
     draw()
-    with global_rng.kept():
-        global_rng.seed(2**62)
+    with global_rng.restore_afterwards():
+        global_rng.seed_all(2**62)
         first = draw()
-        global_rng.seed(2**62)
+        global_rng.seed_all(2**62)
         assert draw() == first
     following = draw()
     random.seed(0)
@@ -36,18 +36,18 @@ def test_seeded_and_put_back(draw):
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_a_draw_is_noticed(draw):
-    with global_rng.kept() as before:
-        assert not global_rng.moved(before)
+def test_a_draw_changes_the_states(draw):
+    with global_rng.restore_afterwards() as before:
+        assert not global_rng.has_changed(before)
         draw()
-        assert global_rng.moved(before)
+        assert global_rng.has_changed(before)
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_generators_of_ones_own_go_on_where_they_stopped(draw):
+def test_separate_generators_continue_where_they_stopped(draw):
     found = []
     for interrupted in (False, True):
-        apart = global_rng.Apart(5)
+        apart = global_rng.SeparateGenerators(5)
         for _ in range(2):
             with apart:
                 found.append(draw())

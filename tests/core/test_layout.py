@@ -1,4 +1,4 @@
-"""Arrays in vectors: aligned, apart, and cut without a gap."""
+"""The layout of arrays in flat vectors: aligned, disjoint, and sliced without gaps."""
 
 from itertools import pairwise
 
@@ -19,7 +19,7 @@ def itemsize(dtype):
 
 @given(arrays, arrays)
 def test_fields_are_aligned_and_do_not_overlap(gradients, others):
-    layout = Layout.of(gradients, others)
+    layout = Layout.build(gradients, others)
     assert [(field.name, field.dtype, field.shape) for field in layout.fields] == gradients + others
     for dtype, length in layout.lengths.items():
         fields = [field for field in layout.fields if field.dtype == dtype]
@@ -30,24 +30,24 @@ def test_fields_are_aligned_and_do_not_overlap(gradients, others):
 
 
 @given(arrays, arrays)
-def test_the_division_reaches_gradients_and_nothing_else(gradients, others):
-    layout = Layout.of(gradients, others)
+def test_only_gradients_are_divided(gradients, others):
+    layout = Layout.build(gradients, others)
     for index, field in enumerate(layout.fields):
         end = layout.divided.get(field.dtype, 0)
         assert field.offset + field.size <= end if index < len(gradients) else field.offset >= end
 
 
 @given(arrays, arrays)
-def test_vectors_lie_one_after_another_in_a_block(gradients, others):
-    layout = Layout.of(gradients, others)
+def test_vectors_are_adjacent_in_a_buffer(gradients, others):
+    layout = Layout.build(gradients, others)
     ends = [layout.starts[dtype] + length * itemsize(dtype) for dtype, length in layout.lengths.items()]
     assert [*layout.starts.values(), layout.nbytes] == [0, *ends]
     assert all(start % ALIGNMENT == 0 for start in layout.starts.values())
 
 
 @given(arrays, arrays, st.integers(1, 9))
-def test_slices_partition_every_vector_into_whole_lines(gradients, others, count):
-    layout = Layout.of(gradients, others)
+def test_slices_partition_every_vector_into_multiples_of_512_bytes(gradients, others, count):
+    layout = Layout.build(gradients, others)
     slices = layout.slices(count)
     assert len(slices) == count
     for dtype, length in layout.lengths.items():

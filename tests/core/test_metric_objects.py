@@ -14,7 +14,7 @@ from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.metrics import Metric
 from lockstep.core.outputs import ShardOutputs, join_shards
 from lockstep.errors import BatchError, ModelError, StateError
-from metric_samples import Auroc, MacroF1
+from metric_object_samples import Auroc, MacroF1
 
 
 class Sum:
@@ -130,7 +130,7 @@ def test_metrics_that_are_refused(metrics, message):
         split(metrics)
 
 
-def test_two_values_of_one_name():
+def test_two_values_of_one_name_are_refused():
     with pytest.raises(ModelError, match="Got accuracy twice, also from a metric object"):
         merge({"loss": 1.0, "accuracy": 0.5}, {"accuracy": 0.5})
 
@@ -142,7 +142,7 @@ def test_the_script_s_object_stays_as_it_is_and_passes_do_not_meet(nothing):
     one, other = objects.start(), objects.start()
     one.update(batch([1, 2], [3]), nothing)
     other.update(batch([10]), nothing)
-    step = objects.of_batch(batch([100]), nothing)
+    step = objects.compute_later(batch([100]), nothing)
     one.update(batch([4]), nothing)
     assert (one.values(), other.values(), step()) == ({"Sum": 10.0}, {"Sum": 10.0}, {"Sum": 100.0})
     one.reset()
@@ -177,8 +177,8 @@ def test_names_of_several_values(nothing):
         (lambda total: np.array(1j), "an array of complex128"),
     ],
 )
-def test_what_is_no_number_is_refused_at_the_first_batch(result, what, nothing):
-    with pytest.raises(ModelError, match=f"A metric gives one number for each name. Got {what} from compute"):
+def test_a_value_that_is_no_number_is_refused_at_the_first_batch(result, what, nothing):
+    with pytest.raises(ModelError, match=rf"compute\(\) of metric '(Sum|a)' returned {what}, not one number"):
         passes(Sum(result)).update(batch([1.0]), nothing)
 
 
@@ -196,9 +196,9 @@ def test_a_metric_without_a_value_yet_is_no_error_at_the_first_batch(nothing):
     assert one.values() == {"Sum": 2.0}
 
 
-def test_looking_at_a_value_changes_nothing(nothing):
+def test_reading_a_value_does_not_change_the_state(nothing):
     class Lowest(Sum):
-        """As torchmetrics' MinMaxMetric, it counts how often somebody looked."""
+        """Like torchmetrics' MinMaxMetric, whose compute() changes the state."""
 
         def compute(self):
             self.total -= 1
@@ -211,13 +211,13 @@ def test_looking_at_a_value_changes_nothing(nothing):
     assert one.values() == {"Lowest": 5.0}
 
 
-def test_what_an_object_says_about_a_batch_names_it(nothing):
+def test_an_error_of_update_names_the_metric_and_the_batch(nothing):
     class Particular(Sum):
         def update(self, outputs, targets):
             raise self.error
 
     for error, kind, words in [
-        (TypeError("wants indexes"), ModelError, "Calling update.* of 'Particular' with .* fails: wants indexes. Give"),
+        (TypeError("wants indexes"), ModelError, "^update.* of 'Particular' with .* fails: wants indexes. A metric"),
         (ValueError("wrong shape"), ValueError, "wrong shape"),
     ]:
         metric = Particular()
@@ -238,18 +238,20 @@ def test_an_object_that_cannot_be_copied_or_reset():
 
     with pytest.raises(ModelError, match=r"'Held' cannot be copied: it holds a lock\. Give its class a __deepcopy__"):
         passes(Held())
-    with pytest.raises(ModelError, match=r"reset\(\) of 'Tracker' raises KeyError: '0'\. Give the object without"):
+    with pytest.raises(
+        ModelError, match=r"reset\(\) of metric 'Tracker', called .*, raises KeyError: '0'\. Use the object without"
+    ):
         passes(Tracker())
 
 
-# -- outputs on their way
+# -- outputs gathered from the shards
 
 
 def work(num_examples):
     return SimpleNamespace(num_examples=num_examples)
 
 
-def test_outputs_of_a_step_that_failed_are_forgotten():
+def test_outputs_of_a_failed_step_are_dropped():
     kept = ShardOutputs(True, np.asarray)
     kept.keep(work(4), 0, np.ones(2), np.ones(2), 2)
     again = work(4)
@@ -259,13 +261,13 @@ def test_outputs_of_a_step_that_failed_are_forgotten():
     assert found[1][0][0].tolist() == [0, 0]
 
 
-def test_nothing_is_kept_that_nobody_wants():
+def test_outputs_are_not_kept_without_metric_objects():
     kept = ShardOutputs(False, np.asarray)
     kept.keep(None, 0, None, None, 1)
     assert kept.take() == {}
 
 
-def test_outputs_that_nobody_names():
+def test_a_loss_without_outputs_is_refused():
     with pytest.raises(ModelError, match=r"needs outputs and targets, and this loss names neither. Use a loss of \(ou"):
         ShardOutputs(True, np.asarray).keep(work(1), 0, None, None, 1)
 
@@ -340,32 +342,34 @@ def test_a_state_comes_back_with_what_is_shared():
     [
         (np.random.default_rng(0), "Generator at rich.extra"),
         ([object()], r"object at rich.extra\[0\]"),
-        ({(1, 2): 3}, r"tuple at rich.extra"),
+        ({(1, 2): 3}, r"tuple at rich.extra\[\(1, 2\)\]"),
         (np.array([object()]), "ndarray at rich.extra"),
         ([MacroF1(2)], r"MacroF1 at rich.extra\[0\]"),  # an object that a fresh copy does not have
     ],
 )
-def test_a_state_that_no_checkpoint_can_hold(value, where):
+def test_a_state_that_a_checkpoint_cannot_store_is_refused(value, where):
     rich = Rich()
     rich.extra = value
-    with pytest.raises(StateError, match=f"Got an? {where}.*Keep arrays instead, or train without a checkpoint"):
+    with pytest.raises(
+        StateError, match=f"has a {where}, which a checkpoint cannot store.*or train without a checkpoint"
+    ):
         object_state.save(rich, Rich(), np.asarray, "rich")
 
 
 @pytest.mark.parametrize("nest", [None, {"kind": "object", "number": 0}, {"same": 3}, {"kind": "exec", "number": 0}])
-def test_a_state_that_is_none(nest):
+def test_an_invalid_state_is_refused(nest):
     nest = {"kind": "object", "number": 9, "content": [["rows", nest or {"keep": True, "x": 1}], 3]}
     with pytest.raises(StateError, match="The checkpoint does not fit the metric object 'rich'"):
         object_state.load(Rich(), nest, np.array, "rich")
 
 
-def test_the_state_of_other_objects(nothing):
+def test_the_state_of_other_objects_is_refused(nothing):
     one = passes(Auroc(), names=["auroc"])
     one.update({0: (np.eye(2), np.array([0, 1]))}, nothing)
     other = passes(Auroc(), names=["other"])
-    with pytest.raises(StateError, match=r"holds the state of its metric objects: \['auroc'\]. This run has \['other'"):
+    with pytest.raises(StateError, match=r"with metric objects \['auroc'\], and this run has \['other'"):
         other.load_state(one.state(), True, nothing)
-    with pytest.raises(StateError, match="objects: none"):
+    with pytest.raises(StateError, match="metric objects none"):
         other.load_state(None, True, nothing)
     other.load_state(None, False, nothing)
     again = passes(Auroc(), names=["auroc"])

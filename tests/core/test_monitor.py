@@ -1,4 +1,4 @@
-"""Which of two values is better, by name, by mode, and with NaN among them."""
+"""Which of two values of a metric is better, by name, by mode, and for NaN."""
 
 import math
 
@@ -36,19 +36,18 @@ NAN, INF = math.nan, math.inf
         ("r2", "max"),
     ],
 )
-def test_the_name_tells(name, mode):
+def test_the_mode_follows_from_the_name(name, mode):
     assert Monitor(name).mode == mode
 
 
 @pytest.mark.parametrize("name", ["speed", "learning_rate", "hits", "", "glossy", "error_top1", "entropy", "accurate"])
-def test_a_name_that_does_not_tell_asks_for_the_mode(name):
+def test_an_ambiguous_name_needs_a_mode(name):
     with pytest.raises(ModelError) as caught:
         Monitor(name)
     assert str(caught.value) == (
-        f"A monitor knows whether less or more is better. The name {name!r} does not tell. "
-        "Use mode='min' or mode='max'."
+        f"It is not known whether lower or higher values of {name!r} are better. Use mode='min' or mode='max'."
     )
-    assert Monitor(name, mode="min").better(1.0, than=2.0)
+    assert Monitor(name, mode="min").is_better(1.0, than=2.0)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +74,8 @@ def test_a_name_that_does_not_tell_asks_for_the_mode(name):
         ("max", 0, -INF, None, False),
     ],
 )
-def test_better(mode, min_delta, value, than, better):
-    assert Monitor("speed", mode, min_delta).better(value, than) == better
+def test_is_better(mode, min_delta, value, than, better):
+    assert Monitor("speed", mode, min_delta).is_better(value, than) == better
 
 
 def test_value_is_a_plain_float():
@@ -88,28 +87,28 @@ def test_value_is_a_plain_float():
     [
         (
             lambda: Monitor("loss", "less"),
-            "A monitor's mode is 'auto', 'min' or 'max'. Got 'less'. Use one of these.",
+            "mode='less' is not supported. Use 'auto', 'min' or 'max'.",
         ),
         (
             lambda: Monitor("loss", min_delta=-1),
-            "min_delta is the least improvement that counts, 0 or more. Got -1. Use min_delta=0.",
+            "min_delta=-1 is not a number from 0 on, the least improvement that counts. Use min_delta=0.",
         ),
         (
             lambda: Monitor("loss", min_delta=NAN),
-            "min_delta is the least improvement that counts, 0 or more. Got nan. Use min_delta=0.",
+            "min_delta=nan is not a number from 0 on, the least improvement that counts. Use min_delta=0.",
         ),
         (
             lambda: Monitor("val_loss").value({"loss": 1.0, "accuracy": 0.5}),
-            "A monitored metric is measured every epoch. Got 'val_loss'; there is 'loss', 'accuracy'. "
-            "Give fit validation_data=.",
+            "The monitored metric 'val_loss' is not measured; the metrics are 'loss', 'accuracy'. "
+            "Call fit with validation_data=.",
         ),
         (
             lambda: Monitor("accuracy").value({"loss": 1.0}),
-            "A monitored metric is measured every epoch. Got 'accuracy'; there is 'loss'. Use one of these.",
+            "The monitored metric 'accuracy' is not measured; the metrics are 'loss'. Use one of these.",
         ),
     ],
 )
-def test_errors(make, message):
+def test_invalid_values_are_refused(make, message):
     with pytest.raises(ModelError) as caught:
         make()
     assert str(caught.value) == message
@@ -122,10 +121,10 @@ def test_errors(make, message):
         ("val_los", ("loss", "val_loss"), "Use 'val_loss'."),
         ("acc", ("loss", "accuracy"), "Use one of these."),  # too far to be guessed
         ("val_auc", ("loss", "val_loss"), "Use one of these."),
-        ("val_accuracy", ("loss", "accuracy"), "Give fit validation_data=."),
+        ("val_accuracy", ("loss", "accuracy"), "Call fit with validation_data=."),
     ],
 )
-def test_a_wrong_name_is_told_the_nearest_one(name, logs, hint):
+def test_the_error_for_a_wrong_name_suggests_the_nearest(name, logs, hint):
     with pytest.raises(ModelError) as caught:
         Monitor(name, mode="max").value(dict.fromkeys(logs, 0.5))
     assert str(caught.value).endswith(hint)

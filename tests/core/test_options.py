@@ -1,4 +1,4 @@
-"""Options check themselves."""
+"""Validation of the options of a step."""
 
 import pytest
 
@@ -8,19 +8,19 @@ from lockstep.errors import PlanError
 
 @pytest.mark.parametrize("precision", [None, "bf16", "fp16"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5, 3])
-def test_good_values(precision, clip_norm):
+def test_valid_options(precision, clip_norm):
     assert Options(precision, clip_norm).exact
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"precision": "fp8"}, "precision is None, 'bf16' or 'fp16'. Got 'fp8'. Use one of these."),
-        ({"clip_norm": 0}, "clip_norm is a number above 0. Got 0. Leave it out to clip nothing."),
-        ({"clip_norm": float("nan")}, "clip_norm is a number above 0. Got nan. Leave it out to clip nothing."),
+        ({"precision": "fp8"}, "precision='fp8' is not supported. Use None, 'bf16' or 'fp16'."),
+        ({"clip_norm": 0}, "clip_norm=0 is not a number above 0. Leave it out to disable clipping."),
+        ({"clip_norm": float("nan")}, "clip_norm=nan is not a number above 0. Leave it out to disable clipping."),
     ],
 )
-def test_errors(values, message):
+def test_invalid_values_are_refused(values, message):
     with pytest.raises(PlanError) as caught:
         Options(**values)
     assert str(caught.value) == message

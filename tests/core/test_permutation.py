@@ -1,4 +1,4 @@
-"""Any part of an order, without the rest."""
+"""Permutations: complete, uniform, reproducible, and computed in parts."""
 
 import math
 from collections import Counter
@@ -15,20 +15,20 @@ keys = st.integers(0, 2**62)
 
 
 @given(keys, st.integers(1, 3000))
-def test_every_number_comes_once(key, num_examples):
+def test_every_number_occurs_once(key, num_examples):
     found = Permutation(key, num_examples).at(np.arange(num_examples))
     assert found.dtype == np.int64
     assert sorted(found) == list(range(num_examples))
 
 
 @pytest.mark.parametrize("num_examples", [1, 2, 3, 4, 5, 255, 256, 257, 4095, 4096, 4097, 10_000, 65_537])
-def test_every_number_comes_once_at_the_edges(num_examples):
+def test_every_number_occurs_once_at_edge_sizes(num_examples):
     found = Permutation(3, num_examples).between(0, num_examples)
     assert np.array_equal(np.sort(found), np.arange(num_examples))
 
 
 @given(keys, st.integers(1, 20_000), st.data())
-def test_a_part_is_a_part_of_the_whole(key, num_examples, data):
+def test_ranges_are_parts_of_the_whole_permutation(key, num_examples, data):
     whole = Permutation(key, num_examples).at(np.arange(num_examples))
     start = data.draw(st.integers(0, num_examples))
     stop = data.draw(st.integers(start, num_examples))
@@ -38,7 +38,7 @@ def test_a_part_is_a_part_of_the_whole(key, num_examples, data):
     assert shuffled.at(positions).tolist() == whole[positions].tolist()
 
 
-def test_a_trillion_takes_no_list():
+def test_a_permutation_of_a_trillion_needs_no_list():
     positions = np.random.default_rng(0).integers(0, 10**12, 100_000)
     found = Permutation(1, 10**12).at(positions)
     assert found.min() >= 0
@@ -54,7 +54,7 @@ def deviation(counts, expected):
 
 
 @pytest.mark.parametrize("num_examples", [3, 4, 5])
-def test_all_orders_of_a_few_are_equally_likely(num_examples):
+def test_all_orders_of_a_few_numbers_are_equally_likely(num_examples):
     many = 60 * math.factorial(num_examples)
     found = Counter(tuple(Permutation(key, num_examples).at(np.arange(num_examples)).tolist()) for key in range(many))
     assert len(found) == math.factorial(num_examples)
@@ -62,7 +62,7 @@ def test_all_orders_of_a_few_are_equally_likely(num_examples):
 
 
 @pytest.mark.parametrize("num_examples", [10, 100, 1000, 5000])
-def test_no_pattern_in_larger_ones(num_examples):
+def test_larger_permutations_have_no_pattern(num_examples):
     """Against numpy's own permutations: where a position lands, and how far apart neighbours land."""
     keys, shown = 1500, min(num_examples, 60)
     ours = np.stack([Permutation(key, num_examples).at(np.arange(shown)) for key in range(keys)])
@@ -79,18 +79,18 @@ def test_no_pattern_in_larger_ones(num_examples):
     assert measured(ours) == pytest.approx(measured(theirs), abs=0.3)
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
+def test_epochs_and_seeds_have_different_orders():
     orders = [order(seed, epoch, 50).between(0, 50).tobytes() for seed in range(5) for epoch in range(5)]
     assert len(set(orders)) == 25
 
 
-def test_orders_never_change():
+def test_recorded_orders():
     """Written down once: a version that draws otherwise would break every saved run."""
     assert order(0, 0, 10).between(0, 10).tolist() == [1, 2, 4, 6, 7, 3, 5, 9, 0, 8]
     assert Permutation(0, 10**6).at(np.arange(3)).tolist() == [554178, 294602, 384180]
 
 
-def test_the_last_chunk_is_kept(monkeypatch):
+def test_the_last_chunk_is_stored(monkeypatch):
     calls = []
     real = Permutation.at
     monkeypatch.setattr(Permutation, "at", lambda self, positions: calls.append(1) or real(self, positions))

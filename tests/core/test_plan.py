@@ -1,4 +1,4 @@
-"""Every example in exactly one shard, every shard on exactly one replica."""
+"""Plans: every example in one shard, every shard on one replica."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def test_sizes_differ_by_at_most_one_larger_first(num_examples, num_shards):
 
 
 @given(st.data(), shards)
-def test_an_even_plan_gives_every_replica_neighbouring_shards(data, num_shards):
+def test_an_even_plan_gives_every_replica_adjacent_shards(data, num_shards):
     num_replicas = data.draw(st.integers(1, num_shards))
     plan = Plan.even(num_shards, num_replicas)
     loads = [plan.shards_of([replica]) for replica in range(num_replicas)]
@@ -95,12 +95,12 @@ def test_default_threads(num_threads, num_shards, expected):
     [
         (
             lambda: Plan.even(8, 9),
-            "Every device needs a shard. Got devices=9, shards=8. Use shards=16, or devices=8.",
+            "devices=9 needs at least 9 shards, got shards=8. Use shards=16, or devices=8.",
         ),
-        (lambda: Plan((0, 2), 2), "A shard's owner is a replica from 0 to 1. Got (0, 2)."),
+        (lambda: Plan((0, 2), 2), "owners=(0, 2) names a replica that is not from 0 to 1."),
     ],
 )
-def test_errors(make, message):
+def test_invalid_values_are_refused(make, message):
     with pytest.raises(PlanError) as caught:
         make()
     assert str(caught.value) == message

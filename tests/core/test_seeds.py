@@ -1,4 +1,4 @@
-"""Pure functions of where they stand."""
+"""Seeds: different for each place and purpose, and equal to the recorded ones."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ numbers = st.integers(0, 2**40)
 
 
 @given(numbers, numbers, st.integers(0, 63))
-def test_a_shard_has_one_seed_and_no_neighbour_shares_it(seed, step, shard):
+def test_every_shard_has_a_different_seed(seed, step, shard):
     np.random.seed(0)  # a generator of the script's changes nothing
     before = seeds.shard(seed, step, shard)
     np.random.seed(1)
@@ -30,14 +30,14 @@ def test_a_shard_has_one_seed_and_no_neighbour_shares_it(seed, step, shard):
         (("shard", 0), ("shard", 0, 0)),
     ],
 )
-def test_places_and_purposes_are_told_apart(one, other):
+def test_places_and_purposes_have_different_seeds(one, other):
     assert seeds.derive(*one) != seeds.derive(*other)
 
 
-def test_a_numpy_integer_is_the_same_place():
+def test_numpy_integers_give_the_same_seeds():
     assert seeds.shard(np.int64(3), np.int32(4), np.uint8(5)) == seeds.shard(3, 4, 5)
 
 
-def test_seeds_never_change():
+def test_recorded_seeds():
     """Written down once: a version that draws otherwise would break every saved run."""
     assert seeds.shard(0, 0, 0) == 3075171968762179011

@@ -1,8 +1,8 @@
-"""Where the time of a step went, and the one sentence about it."""
+"""The time breakdown of a step, and the sentence about its largest limit."""
 
 import pytest
 
-from lockstep.core.time_breakdown import Breakdown, Laps
+from lockstep.core.time_breakdown import Breakdown, Stopwatch
 
 
 def broken_down(*replicas, has_callbacks=False):
@@ -26,19 +26,19 @@ def broken_down(*replicas, has_callbacks=False):
         ([(1, 30, 4, 4), (62, 30, 4, 4)], "62 % of the step waits for input"),  # of the replica that waits most
     ],
 )
-def test_the_sentence_names_the_largest_limit(replicas, sentence):
-    assert broken_down(*replicas).sentence().startswith(sentence)
+def test_the_largest_limit_is_described(replicas, sentence):
+    assert broken_down(*replicas).describe_limit().startswith(sentence)
 
 
-def test_the_sentence_names_callbacks_only_if_there_are_any():
-    assert broken_down((1, 40, 4, 4), has_callbacks=True).sentence() == (
+def test_callbacks_are_mentioned_only_if_there_are_any():
+    assert broken_down((1, 40, 4, 4), has_callbacks=True).describe_limit() == (
         "51 % of the step is neither input nor training: look at the callbacks"
     )
-    assert "callbacks" not in broken_down((1, 40, 4, 4)).sentence()
+    assert "callbacks" not in broken_down((1, 40, 4, 4)).describe_limit()
 
 
-def test_nothing_trained_is_nothing_shared():
-    nothing = Breakdown(["cpu:0"], [Laps(lambda: 0.0).take()], 0.0, 0, 0)
+def test_a_breakdown_without_steps():
+    nothing = Breakdown(["cpu:0"], [Stopwatch(lambda: 0.0).take()], 0.0, 0, 0)
     assert nothing.samples_per_second == 0.0
     assert nothing.share(0, "rest") == 0.0
-    assert nothing.sentence().startswith("0 % of the step computes")
+    assert nothing.describe_limit().startswith("0 % of the step computes")

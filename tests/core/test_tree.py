@@ -1,4 +1,4 @@
-"""One order of additions, whoever makes them and in whatever order they come."""
+"""The order of additions does not depend on the plan or on the order in which partial sums arrive."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lockstep.core import tree
 from lockstep.core.plan import Plan
-from lockstep.core.tree import Merge, Node, Write
+from lockstep.core.tree import Merge, Span, Write
 from lockstep.errors import PlanError
 
 MAX_SHARDS = 17
@@ -37,7 +37,7 @@ def by_rounds(values, add):
 
 
 def run(program, values):
-    """The nodes that stay behind when a replica has run its program."""
+    """The partial sums that remain when a replica has run its program."""
     slots = [None] * program.slots
     for action in program.actions:
         match action:
@@ -45,7 +45,7 @@ def run(program, values):
                 slots[slot] = values[shard]
             case Merge(left, right):
                 slots[left], slots[right] = slots[left] + slots[right], None
-    return {node: slots[slot] for node, slot in program.nodes.items()}
+    return {span: slots[slot] for span, slot in program.spans.items()}
 
 
 @pytest.mark.parametrize("num_shards", range(4, MAX_SHARDS + 1))
@@ -61,7 +61,7 @@ def test_fold_is_the_tree_of_rounds(num_shards):
 
 
 @given(st.lists(st.sampled_from([None, "x"]), min_size=1, max_size=MAX_SHARDS))
-def test_a_missing_leaf_leaves_the_other_side(present):
+def test_a_merge_with_a_missing_side_copies_the_other(present):
     names = [value and str(shard) for shard, value in enumerate(present)]
     assert tree.fold(names, spell) == by_rounds(names, spell)
 
@@ -80,34 +80,34 @@ def test_bytes_do_not_depend_on_plan_arrival_or_local_merges(plan, data):
     filled = data.draw(st.integers(1, plan.num_shards), label="shards with examples")
     values[filled:] = [None] * (plan.num_shards - filled)
     programs = tree.programs(plan, filled)
-    nodes = [item for program in programs for item in run(program, values).items()]
-    arrived = dict(data.draw(st.permutations(nodes), label="arrival"))
+    spans = [item for program in programs for item in run(program, values).items()]
+    arrived = dict(data.draw(st.permutations(spans), label="arrival"))
     found = tree.total(tree.root(plan.num_shards), arrived, np.add)
     assert found.tobytes() == tree.fold(values, np.add).tobytes()
 
 
 @pytest.mark.parametrize(
-    ("num_replicas", "nodes"),
+    ("num_replicas", "spans"),
     [
         (3, [[(0, 2), (2, 3)], [(3, 4), (4, 6)], [(6, 8)]]),
         (5, [[(0, 2)], [(2, 4)], [(4, 6)], [(6, 7)], [(7, 8)]]),
     ],
 )
-def test_ranges_that_do_not_align_finish_to_the_same_bytes(num_replicas, nodes):
+def test_spans_that_do_not_align_are_added_to_the_same_bytes(num_replicas, spans):
     values = leaves(8)
     held = [run(program, values) for program in tree.programs(Plan.even(8, num_replicas), 8)]
-    assert [list(each) for each in held] == nodes
-    merged = {node: value for each in held for node, value in each.items()}
+    assert [list(each) for each in held] == spans
+    merged = {span: value for each in held for span, value in each.items()}
     assert tree.total(tree.root(8), merged, np.add).tobytes() == tree.fold(values, np.add).tobytes()
 
 
 @given(plans())
 def test_a_program_merges_all_that_the_tree_allows(plan):
     for replica, program in enumerate(tree.programs(plan, plan.num_shards)):
-        covered = sorted(shard for node in program.nodes for shard in range(*node))
+        covered = sorted(shard for span in program.spans for shard in range(*span))
         assert covered == plan.shards_of([replica])
-        for node in tree._inner(tree.root(plan.num_shards)):
-            assert not all(half in program.nodes for half in node.halves)
+        for span in tree._walk_inner(tree.root(plan.num_shards)):
+            assert not all(half in program.spans for half in span.halves)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 8, 13, 64])
@@ -126,15 +126,15 @@ def test_a_program_does_not_depend_on_the_order_of_its_shards():
     ("num_shards", "halves"),
     [(2, ((0, 1), (1, 2))), (3, ((0, 2), (2, 3))), (5, ((0, 4), (4, 5))), (8, ((0, 4), (4, 8)))],
 )
-def test_a_node_splits_at_the_largest_power_of_two(num_shards, halves):
+def test_a_span_splits_at_the_largest_power_of_two(num_shards, halves):
     assert tree.root(num_shards).halves == halves
 
 
-def test_nothing_held_has_no_total():
-    assert tree.total(Node(0, 4), {}, spell) is None
+def test_the_total_of_no_partial_sums_is_none():
+    assert tree.total(Span(0, 4), {}, spell) is None
 
 
-def test_a_tree_without_shards():
+def test_a_tree_without_shards_is_refused():
     with pytest.raises(PlanError) as caught:
         tree.root(0)
-    assert str(caught.value) == "A tree needs at least one shard. Got num_shards=0. Use num_shards=1 or more."
+    assert str(caught.value) == "num_shards=0 leaves no shard to add. Use num_shards=1 or more."

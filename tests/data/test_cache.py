@@ -1,4 +1,4 @@
-"""Caches: worked out once, shared, and never trusted further than they deserve."""
+"""Caches: computed once, shared, built again if damaged or out of date."""
 
 import functools
 import gc
@@ -13,13 +13,13 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from data.kit import IMAGES, LABELS, Slow, augmented, epoch, flat
+from data.pipelines import IMAGES, LABELS, Slow, augmented, epoch, flat
 from lockstep.data import arrays, cache_identity, indexed
-from lockstep.data.cache_table import read_head, write_head
-from lockstep.data.readers import Readers
+from lockstep.data.cache_table import read_header, write_header
+from lockstep.data.reader import Readers
 from lockstep.data.source import PipelineSource
 from lockstep.errors import BatchError
-from lockstep.exchange.region import PAGE, Region
+from lockstep.launch.shm import PAGE, Region
 
 
 class Counted:
@@ -37,7 +37,7 @@ class Counted:
         return np.full(self._shape, index + self._offset) + random.random(), index
 
 
-def test_memory_is_filled_once_and_shared_by_what_is_built_on_it():
+def test_memory_is_filled_once_and_shared_by_all_pipelines_on_it():
     dataset = Counted()
     kept = indexed(dataset).cache()
     expected = flat(indexed(Counted()).batch(6))
@@ -48,14 +48,14 @@ def test_memory_is_filled_once_and_shared_by_what_is_built_on_it():
     assert dataset.reads == 20
 
 
-def test_what_is_kept_is_epoch_zeros_whoever_came_first():
+def test_the_cache_has_epoch_0_whichever_epoch_filled_it():
     one, other = (arrays(IMAGES, LABELS).map(augmented, random=True).cache().batch(8) for _ in range(2))
     late = flat(epoch(one, 5))
     assert late == flat(epoch(one, 0)) == flat(epoch(other, 0))
     assert late == flat(arrays(IMAGES, LABELS).map(augmented, random=True).batch(8))
 
 
-def test_the_order_changes_from_epoch_to_epoch_wherever_the_shuffle_stands():
+def test_the_order_changes_each_epoch_for_a_shuffle_before_or_after():
     above = indexed(Counted()).cache().shuffle(4).batch(5)
     below = indexed(Counted()).shuffle(4).cache().batch(5)
     for index in (0, 1):
@@ -65,7 +65,7 @@ def test_the_order_changes_from_epoch_to_epoch_wherever_the_shuffle_stands():
     assert flat(epoch(below, 0)) != flat(epoch(below, 1))
 
 
-def test_a_file_is_built_and_found_again(tmp_path):
+def test_a_file_is_built_and_read_by_a_later_run(tmp_path):
     path = tmp_path / "deep" / "kept.cache"
     first, second = Counted(), Counted()
     half = indexed(first).cache(path).batch(5)
@@ -88,7 +88,7 @@ def damaged(path, place, value=None):
 
 def unsealed(path):
     region = Region(os.open(path, os.O_RDWR))
-    write_head(region, read_head(region)._replace(checksum=None))
+    write_header(region, read_header(region)._replace(checksum=None))
     region.close()
 
 
@@ -107,7 +107,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_file_is_built_anew(tmp_path, damage):
+def test_a_damaged_file_is_built_again(tmp_path, damage):
     path = tmp_path / "kept"
     expected = flat(indexed(Counted()).cache(path).batch(5))
     damage(path)
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_built_anew(tmp_path, damage):
 @pytest.mark.parametrize(
     "other", [{"offset": 1.0}, {"num": 21}, {"num": 19}, {"shape": (4,)}, {"shape": (3, 1)}], ids=str
 )
-def test_a_file_of_other_examples_is_built_anew(tmp_path, other):
+def test_a_file_of_other_examples_is_built_again(tmp_path, other):
     path = tmp_path / "kept"
     flat(indexed(Counted()).cache(path).batch(5))
     assert flat(indexed(Counted(**other)).cache(path).batch(5)) == flat(indexed(Counted(**other)).batch(5))
@@ -132,7 +132,7 @@ FOLDERS = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
 VARIABLES = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, FOLDERS))}
 BUILD = """
 import sys
-from data.kit import Slow
+from data.pipelines import Slow
 from lockstep.data import indexed
 
 print(sum(batch.sum() for batch in indexed(Slow(int(sys.argv[2]))).cache(sys.argv[1], key="slow").batch(4)))
@@ -164,7 +164,7 @@ def finished(path):
     return dataset.reads
 
 
-def test_a_build_that_was_killed_goes_on(left):
+def test_a_later_run_continues_a_build_that_was_killed(left):
     assert finished(left) == [0, 14, 27, *range(28, 40)]  # a few are worked out again and compared
 
 
@@ -180,7 +180,7 @@ TORN = {
 
 
 @pytest.mark.parametrize("kind", TORN)
-def test_what_a_crash_has_torn_is_made_again(kind, left):
+def test_rows_torn_by_a_crash_are_computed_again(kind, left):
     damage, reads = TORN[kind]
     damage(left.with_name("kept.part"))
     assert finished(left) == reads
@@ -194,7 +194,7 @@ def test_two_processes_build_one_file_together(tmp_path):
         process.kill()
 
 
-def test_two_that_build_something_else_do_not_mix(tmp_path):
+def test_two_builders_of_different_examples_do_not_mix(tmp_path):
     path = tmp_path / "kept"
     one, other = (iter(arrays(np.arange(8) + start).cache(path).batch(4)) for start in (0, 100))
     found = [next(one), next(other), next(one), next(other)]
@@ -208,7 +208,7 @@ def test_two_that_build_something_else_do_not_mix(tmp_path):
     assert flat(arrays(np.arange(8) + 100).cache(path).batch(4)) == (np.arange(8) + 100).tobytes()
 
 
-def test_a_file_of_which_only_a_part_is_asked_for_is_found_again(tmp_path):
+def test_an_incomplete_file_is_read_by_a_later_run(tmp_path):
     for name, part in {
         "take": lambda pipeline, path: pipeline.take(10).cache(path).batch(5),
         "drop_last": lambda pipeline, path: pipeline.cache(path).batch(16, drop_last=True),
@@ -272,7 +272,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("kind", ALIKE)
-def test_a_file_of_other_examples_is_not_taken_though_a_few_are_the_same(kind, tmp_path):
+def test_a_file_is_not_used_if_only_a_few_examples_are_equal(kind, tmp_path):
     one, other = ALIKE[kind]
     flat(one().cache(tmp_path / "kept").batch(20))
     expected = flat(other().batch(20))
@@ -280,7 +280,7 @@ def test_a_file_of_other_examples_is_not_taken_though_a_few_are_the_same(kind, t
     assert flat(other().cache(tmp_path / "kept").batch(20)) == expected
 
 
-def test_a_mapped_file_that_was_written_anew(tmp_path):
+def test_a_mapped_file_that_was_written_again(tmp_path):
     for examples in (TWENTY, CHANGED):
         np.save(tmp_path / "x.npy", examples)
         os.utime(tmp_path / "x.npy", ns=(0, int(examples[7])))
@@ -293,7 +293,7 @@ def test_a_function_that_is_called_is_part_of_its_callers_identity(monkeypatch):
     assert cache_identity.hash_code(shifted) != before
 
 
-def test_data_that_changes_between_two_fits_is_kept_anew(tmp_path):
+def test_data_that_changes_between_two_fits_is_cached_again(tmp_path):
     examples = TWENTY.copy()
     pipeline = arrays(examples).cache(tmp_path / "kept").batch(20)
     for _ in range(2):
@@ -309,7 +309,7 @@ print(cache_identity.hash_code(pickle.loads(sys.stdin.buffer.read())))
 """
 
 
-def test_every_process_tells_a_function_alike():
+def test_every_process_computes_the_same_hash_of_a_function():
     """Also one with another order of sets, and another place for everything in memory."""
 
     def recursive(x, deep=({"a", "b"}, 2.5), *, kind=print):
@@ -327,22 +327,22 @@ def test_every_process_tells_a_function_alike():
 GENERATED = object()
 
 
-def test_examples_that_cannot_be_kept():
+def test_examples_that_cannot_be_cached_are_refused():
     with pytest.raises(BatchError) as caught:
         list(indexed(["a", "b"]).cache().batch(2))
     assert str(caught.value) == (
-        "A cache holds arrays of numbers, and tuples and dicts of them, for their rows have one size. Got list of 2. "
-        "Turn it into arrays with .map(...) before .cache."
+        "A cache cannot store list of 2, because its rows have a fixed size. Convert it to arrays of numbers with "
+        ".map(...) before .cache."
     )
     sizes = indexed([np.zeros(2), np.zeros(2), np.zeros(3)]).cache().batch(2)
     with pytest.raises(
-        BatchError, match=r"The examples of a cache have one form\. Got ndarray\(3, 2\) and ndarray\(1, 3\)"
+        BatchError, match=r"must have equal types and shapes, but these differ: ndarray\(3, 2\) and ndarray\(1, 3\)"
     ):
         list(sizes)
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_nothing_is_held_when_the_pipeline_is_gone(kind, tmp_path):
+def test_descriptors_are_closed_with_the_pipeline(kind, tmp_path):
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     kept = indexed(Counted()).cache(tmp_path / "kept" if kind == "file" else None).batch(5)
@@ -353,7 +353,7 @@ def test_nothing_is_held_when_the_pipeline_is_gone(kind, tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_nests_and_constants():
+def test_pytrees_and_constants():
     nest = {"x": (IMAGES, LABELS.astype(np.int16)), "rate": 0.5}
     batch = next(iter(arrays(nest).cache().batch(3)))
     np.testing.assert_equal(batch, {"x": (IMAGES[:3], LABELS[:3].astype(np.int16)), "rate": 0.5})

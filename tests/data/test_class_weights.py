@@ -1,4 +1,4 @@
-"""Class weights are example weights, whatever the data; and what is no class is refused."""
+"""Class weights act as example weights; targets without a class are refused."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import lockstep
 from lockstep.backends.numpy import SGD, Dense
 from lockstep.data import arrays, stream
 from lockstep.data.class_weights import ClassWeights
-from lockstep.errors import BatchError
+from lockstep.errors import BatchError, LockstepError
 
 X = np.random.Generator(np.random.PCG64(0)).standard_normal((11, 4))
 Y = np.arange(11) % 3
@@ -37,33 +37,45 @@ def batches(*parts):
     ],
     ids=["arrays", "arrays with weights", "a pipeline", "a stream", "batches"],
 )
-def test_they_are_example_weights(data, weighted):
+def test_class_weights_act_as_example_weights(data, weighted):
     expected = digest(weighted)
     assert digest(data, WEIGHTS) == expected
     assert digest(data) != expected
 
 
-def test_workers_read_them_too():
+def test_class_weights_with_workers():
     assert digest(arrays(X, Y).map(lambda x, y: (x, y)), WEIGHTS, devices=2) == digest((X, Y, EACH))
 
 
 @pytest.mark.parametrize("targets", [Y, Y[:, None], Y.astype("float32"), np.eye(3)[Y]])
-def test_a_class_is_a_whole_number_or_a_single_one(targets):
+def test_a_class_is_an_integer_or_a_one_hot_row(targets):
     assert ClassWeights(WEIGHTS)(X, targets)[2].tolist() == EACH.tolist()
 
 
 @pytest.mark.parametrize(
     ("weights", "batch", "message"),
     [
-        ([1.0, 2.0], (X, Y), "class_weight gives every class its weight. Got .1.0, 2.0."),
-        ({}, (X, Y), "class_weight gives every class its weight. Got {}"),
-        (WEIGHTS, (X, {"a": Y, "b": Y}), "class_weight is for a model with one output. Got targets {'a'"),
-        (WEIGHTS, (X, np.full((11, 3), 1 / 3)), "targets that are one class each.*Got odds"),
-        (WEIGHTS, (X, Y + 0.5), "targets that are one class each.*Got odds"),
-        (WEIGHTS, (X, np.stack([Y, Y], 1)), "targets that are one class each.*several values per example"),
-        (WEIGHTS, (X,), "class_weight looks at the targets of .inputs, targets."),
+        ([1.0, 2.0], (X, Y), "class_weight=.1.0, 2.0. is not a dict of classes and weights"),
+        ({}, (X, Y), "class_weight={} is not a dict of classes and weights"),
+        (WEIGHTS, (X, {"a": Y, "b": Y}), "class_weight needs a model with one output, but the targets are {'a'"),
+        (WEIGHTS, (X, np.full((11, 3), 1 / 3)), "needs targets of one class each.*probabilities"),
+        (WEIGHTS, (X, Y + 0.5), "needs targets of one class each.*probabilities"),
+        (WEIGHTS, (X, np.stack([Y, Y], 1)), "needs targets of one class each.*several values per example"),
+        (WEIGHTS, (X, Y, np.arange(11)), "with a third entry of int64.*give ..inputs, index., targets."),
+        (WEIGHTS, (X,), "class_weight needs batches .inputs, targets. or .inputs, targets, weights., not .ndarray"),
     ],
 )
-def test_what_has_no_class(weights, batch, message):
+def test_targets_without_a_class_are_refused(weights, batch, message):
     with pytest.raises(BatchError, match=message):
         ClassWeights(weights)(*batch)
+
+
+@pytest.mark.parametrize("make", [lambda *parts: parts, arrays, batches], ids=["arrays", "a pipeline", "batches"])
+def test_an_index_as_the_third_entry_is_no_weight_beside_class_weights_either(make):
+    with pytest.raises(LockstepError, match="with a third entry of int64"):
+        digest(make(X, Y, np.arange(11)), WEIGHTS)
+
+
+def test_for_a_keras_model_integers_are_weights():
+    found = ClassWeights(WEIGHTS, takes_integers=True)(X, Y, np.arange(11))
+    assert found[2].tolist() == (EACH * np.arange(11)).tolist()

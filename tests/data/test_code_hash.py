@@ -1,5 +1,5 @@
 # ruff: noqa: E501, a script stands in one line
-"""The hash of code: any change that can matter gives another one, and every process has the same one."""
+"""The hash of code: relevant changes give another hash, and all processes compute the same one."""
 
 import collections
 import functools
@@ -82,7 +82,7 @@ def defined(source, helper, k, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_a_change_gives_another_hash_and_only_a_change(kind, monkeypatch):
+def test_only_relevant_changes_give_another_hash(kind, monkeypatch):
     source, helper = CHANGES[kind]
     first, same, other = (
         hash_code(defined(text, helper, k, monkeypatch))
@@ -133,14 +133,14 @@ def run_script(folder, seed):
     return done.stdout.split()
 
 
-def test_a_script_that_was_not_changed_finds_its_file_in_a_fresh_process(tmp_path):
+def test_an_unchanged_script_reads_its_file_in_a_new_process(tmp_path):
     """Also with another order of sets and other places in memory."""
     hashes, reads, totals = zip(*(run_script(tmp_path, seed) for seed in "123"), strict=True)
     assert len(set(hashes)) == len(set(totals)) == 1
     assert reads == ("12", "3", "3")  # a few are made again and compared
 
 
-def test_a_generator_counts_by_its_kind_because_it_is_seeded_around_each_example():
+def test_the_state_of_a_generator_does_not_count():
     def make(seed):
         rng, old = np.random.default_rng(seed), random.Random(seed)
         return lambda x: x + rng.normal() + old.random()
@@ -148,7 +148,7 @@ def test_a_generator_counts_by_its_kind_because_it_is_seeded_around_each_example
     assert hash_code(make(1)) == hash_code(make(2))
 
 
-def test_what_a_try_covers_counts(monkeypatch):
+def test_the_instructions_that_a_try_covers_count(monkeypatch):
     """The instructions are the same ones; only the table of exceptions differs."""
     inside = "def f(v):\n    try:\n        a = g(v)\n        b = h(a)\n    except ValueError: return 0\n    return b"
     after = "def f(v):\n    try:\n        a = g(v)\n    except ValueError: return 0\n    else: b = h(a)\n    return b"
@@ -156,7 +156,7 @@ def test_what_a_try_covers_counts(monkeypatch):
     assert hash_code(one) != hash_code(other)
 
 
-def test_a_module_that_is_not_installed_may_be_imported_where_that_is_expected():
+def test_a_failing_optional_import_is_hashed():
     def f(x):
         try:
             import not_installed_anywhere
@@ -168,7 +168,7 @@ def test_a_module_that_is_not_installed_may_be_imported_where_that_is_expected()
     assert next(iter(arrays(np.arange(2)).map(f).batch(2))).tolist() == [0, 1]
 
 
-def test_what_pickle_finds_by_a_name_in_a_package():
+def test_objects_that_pickle_finds_by_name():
     torch = pytest.importorskip("torch")
     kinds = [torch.float32, torch.float64, torch.channels_last, np.add, np.multiply]
     hashes = [hash_code(lambda x, kind=kind: (x, kind)) for kind in kinds]
@@ -229,24 +229,24 @@ def using_a_ufunc():
         (using_a_ufunc, "a numpy.ufunc"),
     ],
 )
-def test_what_cannot_be_compared_asks_for_a_key(make, what, tmp_path):
+def test_objects_that_cannot_be_compared_need_a_key(make, what, tmp_path):
     function = make()
     with pytest.raises(BatchError, match=re.escape(what)) as caught:
         list(arrays(np.arange(5)).map(function).cache(tmp_path / "kept").batch(5))
-    assert str(caught.value).startswith("cache(path) can only be used again if nothing below it has changed, and that")
-    assert 'Use .cache(path, key="1") and another key after every change of data or code' in str(caught.value)
+    assert str(caught.value).startswith(".cache(path) cannot tell whether ")
+    assert 'Use .cache(path, key="1") and change the key after every change of data or code' in str(caught.value)
     assert not list(tmp_path.iterdir())
     if make is not using_import_module:
         list(arrays(np.arange(5)).map(function).cache(tmp_path / "kept", key="1").batch(5))
 
 
-def test_what_is_nested_too_deeply_asks_for_a_key():
+def test_objects_that_are_nested_too_deeply_need_a_key():
     deep = functools.reduce(lambda inner, _: [inner, object()], range(10_000), [])
     with pytest.raises(BatchError, match=r"is nested too deeply to be compared\. Use \.cache\(path, key="):
         hash_code(deep)
 
 
-def test_a_key_stands_for_the_code_and_another_key_is_another_file(tmp_path):
+def test_a_key_replaces_the_comparison_of_code(tmp_path):
     def build(key, add):
         changed = arrays(np.arange(9)).map(lambda x: x + (add if x == 2 else 0)).cache(tmp_path / "c", key)
         return next(iter(changed.batch(9)))[2]
@@ -259,8 +259,8 @@ def test_a_key_stands_for_the_code_and_another_key_is_another_file(tmp_path):
 
 
 @pytest.mark.parametrize(("path", "key"), [(None, "1"), ("kept", 1)])
-def test_keys_that_make_no_sense(path, key):
-    with pytest.raises(BatchError, match=re.escape(f"Got .cache({path!r}, key={key!r}). Use .cache(path, key=")):
+def test_keys_without_a_path_or_of_another_type_are_refused(path, key):
+    with pytest.raises(BatchError, match=re.escape(f".cache({path!r}, key={key!r}) needs a path and a string as key")):
         arrays(np.arange(3)).cache(path, key)
 
 

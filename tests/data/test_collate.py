@@ -1,4 +1,4 @@
-"""One batch out of examples."""
+"""Stacking examples to a batch."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.collate import join, row, stack
+from lockstep.data.collate import concatenate, select_example, stack
 from lockstep.errors import BatchError
 
 
@@ -33,21 +33,21 @@ CASES = [
 
 
 @pytest.mark.parametrize(("examples", "batch"), CASES, ids=str)
-def test_stacked_and_taken_apart(examples, batch):
+def test_examples_are_stacked_and_selected_again(examples, batch):
     found = stack(examples)
     np.testing.assert_equal(found, batch)
-    again = stack([row(found, index) for index in range(len(examples))])
+    again = stack([select_example(found, index) for index in range(len(examples))])
     np.testing.assert_equal(again, batch)
-    np.testing.assert_equal(join([stack([each]) for each in examples]), batch)
+    np.testing.assert_equal(concatenate([stack([each]) for each in examples]), batch)
 
 
-def test_a_named_tuple_stays_one():
+def test_named_tuples():
     found = stack([Pair(1, 2), Pair(3, 4)])
     assert found.left.tolist() == [1, 3]
-    assert row(found, 1) == Pair(3, 4)
+    assert select_example(found, 1) == Pair(3, 4)
 
 
-def test_types_are_kept():
+def test_stacking_keeps_types():
     assert stack([np.zeros(2, np.uint8)]).dtype == np.uint8
     assert stack([1]).dtype == np.int64
     assert stack([torch.zeros(1, requires_grad=True)]).dtype == np.float32
@@ -58,22 +58,28 @@ def test_types_are_kept():
     [
         (
             [np.zeros((2, 3)), np.zeros((2, 4))],
-            "The examples of a batch have one form. Got ndarray(2, 3) and ndarray(2, 4). "
+            "Examples of different structure or shape cannot be stacked: ndarray(2, 3) and ndarray(2, 4). "
             "Cut or pad them to one size with .map(...).",
         ),
-        ([(1, 2), (1, 2, 3)], "The examples of a batch have one form. Got (int, int) and (int, int, int)."),
-        ([{"x": 1}, {"y": 1}], "The examples of a batch have one form. Got {'x': int} and {'y': int}."),
-        ([(1, 2), 3], "The examples of a batch have one form. Got (int, int) and int."),
+        (
+            [(1, 2), (1, 2, 3)],
+            "Examples of different structure or shape cannot be stacked: (int, int) and (int, int, int).",
+        ),
+        (
+            [{"x": 1}, {"y": 1}],
+            "Examples of different structure or shape cannot be stacked: {'x': int} and {'y': int}.",
+        ),
+        ([(1, 2), 3], "Examples of different structure or shape cannot be stacked: (int, int) and int."),
         (
             [None, None],
-            "An example is made of arrays, numbers, strings, and tuples and dicts of these. Got NoneType. "
-            "Turn it into an array with .map(...).",
+            "An example contains NoneType, which cannot be stacked. Use arrays, numbers, strings, and tuples and dicts "
+            "of these; convert it with .map(...).",
         ),
-        ([np.array([None])], "An example's arrays hold numbers. Got objects in ndarray(1,). Convert them."),
-        ([torch.zeros(1, dtype=torch.bfloat16)], "Examples are collated by numpy. It has no form for Tensor(1,)"),
+        ([np.array([None])], "An example contains ndarray(1,) with objects as elements, which cannot be stacked."),
+        ([torch.zeros(1, dtype=torch.bfloat16)], "numpy, which stacks the examples, has no type for Tensor(1,)"),
     ],
 )
-def test_errors(examples, message):
+def test_examples_that_cannot_be_stacked_are_refused(examples, message):
     with pytest.raises(BatchError) as caught:
         stack(examples)
     assert str(caught.value).startswith(message)

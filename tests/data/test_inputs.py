@@ -1,4 +1,4 @@
-"""Arrays in files stay there, wherever they are read."""
+"""Pipeline inputs: mapped files, arrays in memory, and fingerprints."""
 
 import pickle
 
@@ -6,9 +6,9 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from data.kit import Pairs
+from data.pipelines import Pairs
 from lockstep.data import arrays, indexed
-from lockstep.data.inputs import root
+from lockstep.data.inputs import find_mapped_file
 
 BIG = np.arange(60_000, dtype=np.int64).reshape(3000, 20)
 
@@ -38,14 +38,14 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_views_of_a_mapped_file_travel_by_name(file, view):
+def test_views_of_a_mapped_file_are_pickled_by_name(file, view):
     expected = VIEWS[view](BIG)
     pipeline = arrays(VIEWS[view](np.load(file, mmap_mode="r"))).shuffle(1).batch(7)
-    assert pipeline.chain.travels
+    assert pipeline.compiled.is_read_in_workers
     there, size = sent(pipeline)
     assert size < 20_000
-    (found,) = (leaf for leaf in [there.base.opened])
-    assert root(found) is not None
+    (found,) = (leaf for leaf in [there.input.arrays])
+    assert find_mapped_file(found) is not None
     np.testing.assert_array_equal(found, expected)
     assert [batch.tobytes() for batch in there] == [batch.tobytes() for batch in pipeline]
 
@@ -53,25 +53,25 @@ def test_views_of_a_mapped_file_travel_by_name(file, view):
 def test_a_path_is_mapped(file):
     for name in (file, str(file)):
         pipeline = arrays(name, BIG[:, 0]).batch(1000)
-        assert isinstance(pipeline.base.opened[0], np.memmap)
+        assert isinstance(pipeline.input.arrays[0], np.memmap)
         batch = next(iter(pipeline))
         np.testing.assert_array_equal(batch[0], BIG[:1000])
         assert type(batch[0]) is np.ndarray
         assert sent(arrays(name).batch(2))[1] < 20_000
 
 
-def test_private_changes_are_not_in_the_file(file):
+def test_copy_on_write_maps_are_pickled_by_value(file):
     changed = np.load(file, mmap_mode="c")
     changed[0] = -1
     there, _ = sent(arrays(changed).batch(2))
-    assert there.base.opened[0].tolist() == [-1] * 20
+    assert there.input.arrays[0].tolist() == [-1] * 20
 
 
-def test_arrays_in_memory_are_gathered_by_the_script_alone():
-    assert not arrays(BIG).shuffle().batch(2).prefetch(2).chain.travels
-    assert arrays(BIG).map(abs).chain.travels
-    assert arrays(BIG).cache().chain.travels
-    assert indexed(Pairs()).chain.travels
+def test_arrays_in_memory_are_gathered_by_the_scripts_process():
+    assert not arrays(BIG).shuffle().batch(2).prefetch(2).compiled.is_read_in_workers
+    assert arrays(BIG).map(abs).compiled.is_read_in_workers
+    assert arrays(BIG).cache().compiled.is_read_in_workers
+    assert indexed(Pairs()).compiled.is_read_in_workers
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_arrays_in_memory_are_gathered_by_the_script_alone():
         arrays(BIG).shuffle(1).cache().batch(4),
     ],
 )
-def test_fingerprints_tell_pipelines_apart(other):
+def test_different_pipelines_have_different_fingerprints(other):
     one = arrays(BIG).shuffle(1).batch(4)
     assert one.fingerprint == arrays(BIG.copy()).shuffle(1).batch(4).prefetch(3).fingerprint
     assert one.fingerprint != other.fingerprint

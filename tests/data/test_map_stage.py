@@ -1,4 +1,4 @@
-"""The script's own code: seeded for each example, watched, and named when it fails."""
+"""Map stages: seeded for each example, unannounced draws refused, failures named."""
 
 import random
 import sys
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.kit import IMAGES, LABELS, WithoutSeven, augmented, epoch, flat, refuses_seven
+from data.pipelines import IMAGES, LABELS, WithoutSeven, augmented, epoch, flat, refuses_seven
 from lockstep.data import arrays, indexed, stream
 from lockstep.errors import BatchError, ExactError, ExampleError
 
@@ -41,15 +41,14 @@ def test_draws_follow_from_seed_epoch_and_index(draw):
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("after", [False, True])
-def test_a_draw_that_was_not_announced(draw, after):
+def test_a_draw_without_random_true_is_refused(draw, after):
     pipeline = arrays(TEN).batch(5).map(draw) if after else arrays(TEN).map(draw).batch(5)
     with pytest.raises(ExactError) as caught:
         list(pipeline)
     assert str(caught.value) == (
-        "What is drawn for an example must follow from the seed. A function given to .map drew random numbers for "
-        "one of the examples 0, 1, 2, 3 … 4 (5 in all), from a generator of the whole process, one that it holds, or a "
-        "new one without a seed. Write .map(f, random=True) before .batch: then all of these are seeded for each "
-        "example."
+        "A function given to .map drew random numbers for one of the examples 0, 1, 2, 3 … 4 (5 in all), from a global "
+        "generator, one that it holds, or a new one without a seed, so its result depends on what was read before. "
+        "Write .map(f, random=True) before .batch: then all of these are seeded for each example."
     )
 
 
@@ -69,7 +68,7 @@ def late(x):
 
 
 @pytest.mark.parametrize("base", [lambda: arrays(np.zeros((4, 1))), lambda: stream([np.zeros(1) for _ in range(4)])])
-def test_torch_that_comes_late_is_seeded(base, monkeypatch):
+def test_torch_is_seeded_if_a_function_imports_it(base, monkeypatch):
     expected = flat(base().map(late, random=True).batch(4))
     monkeypatch.delitem(sys.modules, "torch")
     assert flat(base().map(late, random=True).batch(4)) == expected
@@ -78,7 +77,7 @@ def test_torch_that_comes_late_is_seeded(base, monkeypatch):
         list(base().map(late).batch(4))
 
 
-def test_work_above_a_cache_draws_otherwise():
+def test_stages_above_a_cache_have_seeds_of_their_own():
     twice = (
         arrays(np.zeros(10)).map(DRAWS["random"], random=True).cache().map(lambda x: (x, random.random()), random=True)
     )
@@ -104,7 +103,7 @@ class Several:
         return [(index, random.random()) for index in indices]
 
 
-def test_a_data_set_that_reads_several_at_once():
+def test_a_data_set_with_getitems():
     dataset = Several()
     first = list(indexed(dataset).batch(5))
     assert dataset.asked == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
@@ -131,8 +130,8 @@ def test_an_example_that_fails(pipeline, workers):
     with pytest.raises(ExampleError) as caught:
         next(read)
     assert str(caught.value) == (
-        "The script's own code failed on example 7: KeyError: 'no such thing'. "
-        "Mend the data set or the function given to .map."
+        "The data set or a function given to .map failed on example 7: KeyError: 'no such thing'. Fix it, or leave "
+        "such examples out."
     )
     assert type(caught.value.__cause__) is KeyError
     if workers:
@@ -149,11 +148,11 @@ def test_several_examples_that_fail_at_once(workers):
 
 
 def test_examples_of_different_sizes():
-    with pytest.raises(BatchError, match=r"Got ndarray\(1,\) and ndarray\(2,\)"):
+    with pytest.raises(BatchError, match=r"cannot be stacked: ndarray\(1,\) and ndarray\(2,\)"):
         list(arrays(TEN).map(lambda x: np.zeros(x + 1)).batch(2))
 
 
-def test_a_tuple_is_spread_and_anything_else_is_one_argument():
+def test_a_tuple_is_passed_as_several_arguments():
     assert list(arrays({"x": TEN}).map(lambda example: example["x"] + 1).take(1)) == [1]
     assert list(indexed([(1, "a")]).map(lambda number, name: f"{name}{number}")) == ["a1"]
     assert flat(arrays(IMAGES, LABELS).map(augmented, random=True).batch(5)) == flat(

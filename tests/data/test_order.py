@@ -1,4 +1,4 @@
-"""Which example stands where: arithmetic on positions."""
+"""The order of an epoch under shuffle, take and repeat."""
 
 import numpy as np
 import pytest
@@ -29,23 +29,23 @@ ONE, TWO = (order(7, epoch, 5).between(0, 5).tolist() for epoch in (0, 1))
 def test_moves(moves, epoch, num, indices):
     found = Order(5, moves)
     assert found.num == num
-    assert found.places(epoch, 0, num)[1].tolist() == indices
+    assert found.locate(epoch, 0, num)[1].tolist() == indices
 
 
-def test_without_end():
+def test_infinite_repeats():
     endless = Order(5, [Shuffle(7), Repeat()])
     assert endless.num is None
-    epochs, indices = endless.places(0, 3, 8)
+    epochs, indices = endless.locate(0, 3, 8)
     assert epochs.tolist() == [0, 0, 1, 1, 1]
     assert indices.tolist() == ONE[3:] + TWO[:3]
-    far, _ = endless.places(0, 5 * 10**9, 5 * 10**9 + 1)
+    far, _ = endless.locate(0, 5 * 10**9, 5 * 10**9 + 1)
     assert far.tolist() == [10**9]
 
 
 @given(st.integers(1, 30), st.lists(st.sampled_from([Shuffle(1), Shuffle(2), Take(7), Take(20)]), max_size=4))
-def test_parts_are_parts_of_the_whole(num, moves):
+def test_ranges_are_parts_of_the_whole_order(num, moves):
     found = Order(num, moves)
-    whole = found.places(2, 0, found.num)[1]
+    whole = found.locate(2, 0, found.num)[1]
     assert len(np.unique(whole)) == found.num
-    parts = [found.places(2, place, place + 1)[1][0] for place in range(found.num)]
+    parts = [found.locate(2, place, place + 1)[1][0] for place in range(found.num)]
     assert whole.tolist() == parts

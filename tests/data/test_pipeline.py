@@ -1,9 +1,9 @@
-"""Chains: what they give, and what cannot be chained."""
+"""Pipelines: the batches they yield, and steps that cannot be combined."""
 
 import numpy as np
 import pytest
 
-from data.kit import IMAGES, LABELS, Pairs, epoch, flat
+from data.pipelines import IMAGES, LABELS, Pairs, epoch, flat
 from lockstep.core.permutation import order
 from lockstep.data import arrays, indexed, stream
 from lockstep.errors import BatchError
@@ -25,7 +25,10 @@ def lists(pipeline):
         (lambda: arrays(TEN).take(5).batch(4), [[0, 1, 2, 3], [4]]),
         (lambda: arrays(TEN).shuffle(3).batch(5), [SHUFFLED[:5], SHUFFLED[5:]]),
         (lambda: arrays(TEN).shuffle(3).take(3).batch(5), [SHUFFLED[:3]]),
-        (lambda: arrays(TEN).take(3).repeat().batch(4).take(2), [[0, 1, 2, 0], [1, 2, 0, 1]]),  # batches run on
+        (
+            lambda: arrays(TEN).take(3).repeat().batch(4).take(2),
+            [[0, 1, 2, 0], [1, 2, 0, 1]],
+        ),  # batches continue over epochs
         (
             lambda: arrays(TEN).take(3).batch(2).repeat().take(4),
             [[0, 1], [2], [0, 1], [2]],
@@ -50,11 +53,11 @@ def lists(pipeline):
         (lambda: stream(iter(range(3))).batch(2), [[0, 1], [2]]),
     ],
 )
-def test_what_a_chain_gives(pipeline, batches):
+def test_the_batches_of_a_pipeline(pipeline, batches):
     assert lists(pipeline()) == batches
 
 
-def test_examples_where_there_is_no_batch():
+def test_a_pipeline_without_batch_yields_examples():
     assert list(arrays(TEN).take(3)) == [0, 1, 2]
     assert [(image.shape, int(label)) for image, label in arrays(IMAGES, LABELS).take(2)] == [
         ((6, 6), LABELS[0]),
@@ -71,11 +74,11 @@ def test_examples_where_there_is_no_batch():
         ((TEN, 0.5), (TEN[:2], 0.5)),
     ],
 )
-def test_nests(nest, expected):
+def test_pytrees(nest, expected):
     np.testing.assert_equal(next(iter(arrays(nest).batch(2))), expected)
 
 
-def test_what_is_given_out_is_ones_own():
+def test_writing_to_a_batch_does_not_change_the_data():
     own = np.arange(4)
     for batch in arrays(own).batch(2):
         batch += 1
@@ -84,7 +87,7 @@ def test_what_is_given_out_is_ones_own():
     assert own.tolist() == [0, 1, 2, 3]
 
 
-def test_every_step_gives_a_new_value_and_starts_nothing():
+def test_every_step_returns_a_new_pipeline_and_starts_nothing():
     def explodes(*_):
         raise AssertionError
 
@@ -93,16 +96,16 @@ def test_every_step_gives_a_new_value_and_starts_nothing():
     assert first.steps == ()
     assert repr(second.repeat().take(3)) == "<lockstep.data indexed.shuffle.map.batch.cache.prefetch.repeat.take>"
     with pytest.raises(AttributeError):
-        second.base = None
+        second.input = None
 
 
-def test_epochs_draw_anew_and_are_the_same_again():
+def test_epochs_draw_different_numbers_and_are_reproducible():
     drawn = indexed(Pairs()).batch(8)  # in one order, so that only the draws differ
     assert flat(epoch(drawn, 0)) == flat(epoch(drawn, 0)) == flat(drawn)
     assert flat(epoch(drawn, 0)) != flat(epoch(drawn, 1))
 
 
-def test_pieces_are_parts_of_the_batch():
+def test_shards_are_parts_of_the_batch():
     drawn = indexed(Pairs()).shuffle(1).batch(8)
     whole, cut = epoch(drawn, 1), epoch(drawn, 1, num_shards=3)
     for place in (0, 1):
@@ -120,80 +123,81 @@ def refused(build, message):
     [
         (
             lambda: stream([1]).shuffle(),
-            "Examples are shuffled by index. A stream has none. Use lockstep.data.indexed.",
+            "A stream has no index to shuffle by. Use lockstep.data.indexed, or shuffle the iterable.",
         ),
         (
             lambda: arrays(TEN).batch(2).shuffle(),
-            "Examples are shuffled, epoch by epoch. Got .shuffle after .batch. Write it before.",
+            ".shuffle after .batch is not supported. Write it before .batch.",
         ),
         (
             lambda: arrays(TEN).repeat().shuffle(),
-            "Examples are shuffled, epoch by epoch. Got .shuffle after .repeat. Write it before.",
+            ".shuffle after .repeat is not supported. Write it before .repeat.",
         ),
         (
             lambda: arrays(TEN).batch(2).map(abs, random=True),
-            "What is drawn for an example follows from its index, so it is drawn one by one. "
-            "Got .map(f, random=True) after .batch. Write it before .batch.",
+            ".map(f, random=True) after .batch is not supported: random numbers are seeded for each example. "
+            "Write it before .batch.",
         ),
         (
             lambda: arrays(TEN).batch(2).batch(3),
-            "A pipeline is batched once. Got .batch(3) after .batch. Leave one out.",
+            ".batch(3) after .batch is not supported. Leave one of them out.",
         ),
         (
             lambda: arrays(TEN).repeat().repeat(),
-            "A pipeline is repeated once, without end. Got .repeat twice. Leave one out.",
+            ".repeat twice is not supported: one repeats without end. Leave one of them out.",
         ),
         (
             lambda: stream([1]).cache(),
-            "A cache has a row for every example. A stream has no length. Use lockstep.data.indexed.",
+            "A stream has no length, so it cannot be cached. Use lockstep.data.indexed.",
         ),
-        (lambda: arrays(TEN).batch(0), "batch takes a whole number from 1 on. Got 0. Use for example batch=1."),
-        (lambda: arrays(TEN).take(2.5), "take takes a whole number from 1 on. Got 2.5. Use for example take=1."),
+        (lambda: arrays(TEN).batch(0), "batch=0 is not an integer from 1 on. Use for example batch=1."),
+        (lambda: arrays(TEN).take(2.5), "take=2.5 is not an integer from 1 on. Use for example take=1."),
         (
             lambda: arrays(TEN).prefetch(0),
-            "prefetch takes a whole number from 1 to 1000. Got 0. Use for example prefetch=1.",
+            "prefetch=0 is not an integer from 1 to 1000. Use for example prefetch=1.",
         ),
-        (lambda: arrays(TEN).shuffle("a"), "seed takes a whole number. Got 'a'. Use for example seed=1."),
+        (lambda: arrays(TEN).shuffle("a"), "seed='a' is not an integer. Use for example seed=1."),
         (
             lambda: indexed(TEN, workers=-1),
-            "workers takes a whole number from 0 on. Got -1. Use for example workers=1.",
+            "workers=-1 is not an integer from 0 on. Use for example workers=1.",
         ),
-        (lambda: arrays(), "A pipeline begins with arrays. Got none. Write lockstep.data.arrays(x, y)."),
+        (lambda: arrays(), "lockstep.data.arrays() needs at least one array. Write lockstep.data.arrays(x, y)."),
         (
             lambda: indexed(iter([1])),
-            "A data set has __len__ and __getitem__. Got list_iterator. "
-            "Write them, or use lockstep.data.stream for examples without an index.",
+            "lockstep.data.indexed needs __len__ and __getitem__, and list_iterator lacks them. "
+            "Define them, or use lockstep.data.stream for examples without an index.",
         ),
         (
             lambda: list(arrays(TEN).batch(11, drop_last=True)),
-            "An epoch holds at least one batch. Got 10 examples for batches of 11 with drop_last=True. "
+            "The epoch has no batch: 10 examples are fewer than batch(11, drop_last=True) needs. "
             "Use smaller batches, or drop_last=False.",
         ),
         (
             lambda: list(indexed([]).batch(2)),
-            "A data set holds at least one example. Got list of length 0.",
+            "The data set is an empty list. Use one with examples.",
         ),
         (
             lambda: list(indexed(Pairs(), workers=0).batch(2).prefetch(1)),
-            "Python work ahead of time happens in reader processes, for a process has one set of random generators, "
-            "which a thread beside a computing one may not touch. Got workers=0 with .prefetch. "
-            "Write workers=1 or more, or leave .prefetch out.",
+            "workers=0 and .prefetch exclude each other if Python code computes the examples: the code would run in a "
+            "thread beside training, and both would draw from the same global random number generators. Use workers=1 "
+            "or more, or leave .prefetch out.",
         ),
         (
             lambda: list(stream(iter([1, 2])).repeat().batch(2).take(3)),
-            "A stream that is repeated can be read again. This one had nothing in round 2: a generator can be read "
-            "once. Give a list, or an object whose __iter__ begins anew.",
+            "The repeated stream had no examples in round 2, so it is a generator, which can be read once. Use a list, "
+            "or an object whose __iter__ starts again.",
         ),
         (
             lambda: list(arrays(TEN, np.array([None] * 10)).batch(2)),
-            "An array of examples has an axis to count them and a type of fixed size. Got object of shape (10,) in "
-            "ndarray. Give numbers, booleans or fixed-size strings, or use lockstep.data.indexed.",
+            "ndarray is an array of object of shape (10,). Examples need an axis 0 and elements of fixed size. Use "
+            "numbers, booleans or fixed-size strings, or lockstep.data.indexed.",
         ),
         (
             lambda: list(arrays(TEN).batch(4).map(lambda x: x[:2])),
-            "A function after .batch gives back as many examples as it got. Got ndarray(2,) for 4.",
+            "A function given to .map after .batch returned ndarray(2,) for 4 examples. Return as many as it gets, or "
+            "use .map before .batch.",
         ),
     ],
 )
-def test_what_cannot_be_chained(build, message):
+def test_steps_that_cannot_be_combined_are_refused(build, message):
     refused(build, message)

@@ -1,4 +1,4 @@
-"""Reader processes: any number of them gives the same bytes."""
+"""PipelineReader processes: any number of them gives the same bytes."""
 
 import os
 import signal
@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from data.kit import IMAGES, LABELS, Pairs, augmented, flat, read
+from data.pipelines import IMAGES, LABELS, Pairs, augmented, flat, read
 from lockstep.core.batches import Rows
 from lockstep.data import arrays, indexed, stream
-from lockstep.data.reader import Reader
+from lockstep.data.reader import PipelineReader
 from lockstep.errors import BatchError, WorkerError
 
 
@@ -43,11 +43,11 @@ class Lazy(Pairs):
         return torch.rand(1).item()
 
 
-def test_a_reader_without_torch_draws_alike():
+def test_a_reader_process_that_imports_torch_later_draws_the_same():
     assert flat(indexed(Lazy(), workers=1).batch(37)) == flat(indexed(Lazy()).batch(37))
 
 
-def test_the_work_is_done_there(tmp_path):
+def test_functions_run_in_the_reader_processes(tmp_path):
     log = tmp_path / "log"
     flat(indexed(Pairs(log), workers=2).batch(4).prefetch(2))
     readers = {pid for pid, _ in read(log)}
@@ -55,7 +55,7 @@ def test_the_work_is_done_there(tmp_path):
     assert os.getpid() not in readers
 
 
-def test_a_function_may_write_to_what_it_gets():
+def test_a_function_may_write_to_its_arguments():
     def write(x):
         x += 1
         return x
@@ -67,22 +67,22 @@ def test_a_function_may_write_to_what_it_gets():
 
 
 @pytest.mark.parametrize(("workers", "place", "own"), [(0, (0, 1), 0), (3, (0, 2), 2), (3, (1, 2), 1), (1, (1, 2), 1)])
-def test_each_process_takes_its_part_of_the_hosts_readers(workers, place, own):
-    reader = Reader(indexed(Pairs(), workers=workers).batch(4).chain, place=place)
+def test_processes_of_a_host_share_its_readers(workers, place, own):
+    reader = PipelineReader(indexed(Pairs(), workers=workers).batch(4).compiled, place=place)
     assert reader._num_workers == own
     reader.close()
 
 
-def test_readers_by_default():
-    assert indexed(Pairs()).batch(4).chain.workers == 0
-    assert indexed(Pairs()).batch(4).prefetch(1).chain.workers == 1
-    assert arrays(IMAGES).batch(4).prefetch(1).chain.workers == 0  # gathering needs a thread and no process
+def test_the_default_number_of_readers():
+    assert indexed(Pairs()).batch(4).compiled.workers == 0
+    assert indexed(Pairs()).batch(4).prefetch(1).compiled.workers == 1
+    assert arrays(IMAGES).batch(4).prefetch(1).compiled.workers == 0  # gathering needs a thread and no process
 
 
 def test_a_reader_that_is_killed():
     """The read says so, and the next one starts anew."""
     pipeline = indexed(Pairs(), workers=1).batch(8)
-    reader = Reader(pipeline.chain)
+    reader = PipelineReader(pipeline.compiled)
     rows = [Rows(None, 0, number, 8) for number in range(3)]
     try:
         expected = [reader.read([each])[0] for each in rows]
@@ -101,11 +101,11 @@ class Locked(Pairs):
         self.lock = threading.Lock()
 
 
-def test_a_data_set_that_does_not_travel():
+def test_a_data_set_that_cannot_be_pickled_is_refused():
     assert flat(indexed(Locked()).batch(9)) == flat(indexed(Pairs()).batch(9))
     with pytest.raises(BatchError) as caught:
         list(indexed(Locked(), workers=1).batch(9))
     assert str(caught.value).startswith(
-        "A data set, and what is given to .map, travel to the processes that read by pickle. This one does not: "
+        "The data set or a function given to .map cannot be pickled, so it cannot be sent to the processes that read: "
         "cannot pickle '_thread.lock' object."
     )

@@ -1,4 +1,4 @@
-"""Where batches come from: every example once an epoch, in an order of (seed, epoch)."""
+"""Sources: every example once an epoch in an order of (seed, epoch), and resuming in an epoch."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.kit import LABELS, Pairs
+from data.pipelines import LABELS, Pairs
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, Rows, leaves
 from lockstep.data import ArraySource, IterableSource, arrays, indexed, source, stream
 from lockstep.data.loaders import StatefulSource
-from lockstep.data.readers import Readers
+from lockstep.data.reader import Readers
 from lockstep.data.source import PipelineSource, StreamSource
 from lockstep.errors import BatchError, ExactError, StateError
 
@@ -33,7 +33,7 @@ def test_an_epoch_holds_every_example_once(num_examples, batch_size, shuffle, ep
     assert all((batch[1]["same"] == batch[0] * 10).all() for batch in seen)  # rows stay together
 
 
-def test_the_order_is_one_of_seed_and_epoch():
+def test_the_order_depends_on_seed_and_epoch():
     data = (np.arange(40),)
     first = ArraySource(data, 7, True, seed=0)
     assert rows(first, 1) == rows(ArraySource(data, 7, True, seed=0), 1)
@@ -41,7 +41,7 @@ def test_the_order_is_one_of_seed_and_epoch():
     assert rows(first, 0) != rows(ArraySource(data, 7, True, seed=1), 0)
 
 
-def test_iterables_are_read_as_they_are():
+def test_iterables_of_batches():
     batches = [(np.zeros(2), np.ones(2)), [np.zeros(3), np.ones(3)]]
     listed = IterableSource(batches)
     assert listed.num_steps == 2
@@ -55,8 +55,8 @@ def test_a_generator_that_is_used_up():
     with pytest.raises(BatchError) as caught:
         list(once.epoch(1))
     assert str(caught.value) == (
-        "An epoch holds at least one batch. The generator was used up before epoch 2. "
-        "Give a list, a loader or arrays, or use epochs=1 or steps_per_epoch."
+        "Epoch 2 has no batch, because a generator can be read only once. "
+        "Use a list, a loader or arrays, or epochs=1 or steps_per_epoch."
     )
 
 
@@ -74,8 +74,8 @@ def test_a_generator_that_is_used_up():
         (Pairs(), PipelineSource),  # no __iter__: examples by index
     ],
 )
-def test_the_source_of_what_kind_of_data(data, kind):
-    assert isinstance(source.of(data, 2, False, 0), kind)
+def test_the_source_for_each_kind_of_data(data, kind):
+    assert isinstance(source.open_source(data, 2, False, 0), kind)
 
 
 @pytest.mark.parametrize(
@@ -84,40 +84,40 @@ def test_the_source_of_what_kind_of_data(data, kind):
         (
             3,
             2,
-            "Data is (inputs, targets), a nest of arrays, a data set, a loader or an iterable of batches. "
-            "Got int. Give fit((x, y), ...).",
+            "int is not usable as data. Use (inputs, targets), a pytree of arrays, a data set, a loader or an iterable "
+            "of batches, e.g. fit((x, y), ...).",
         ),
         (
             "text",
             2,
-            "Data is (inputs, targets), a nest of arrays, a data set, a loader or an iterable of batches. "
-            "Got str. Give fit((x, y), ...).",
+            "str is not usable as data. Use (inputs, targets), a pytree of arrays, a data set, a loader or an iterable "
+            "of batches, e.g. fit((x, y), ...).",
         ),
         (
             (np.zeros(3), np.zeros(2)),
             2,
-            "Every array of a batch has one entry per example. Got lengths 3, 2 in (ndarray(3,), ndarray(2,)). "
-            "Give arrays of equal length.",
+            "The arrays of a batch have different lengths, 3, 2, in (ndarray(3,), ndarray(2,)). "
+            "Use arrays with one entry per example.",
         ),
         (
             (1, 2),
             2,
-            "A batch holds at least one array whose first axis counts the examples. Got (int, int). "
-            f"Give (inputs, targets), or write an objective:\n{OBJECTIVE_EXAMPLE}",
+            "The batch (int, int) has no array with examples on its first axis. "
+            f"Use (inputs, targets), or write an objective:\n{OBJECTIVE_EXAMPLE}",
         ),
     ],
 )
-def test_errors(data, batch_size, message):
+def test_unusable_data_is_refused(data, batch_size, message):
     with pytest.raises(BatchError) as caught:
-        source.of(data, batch_size, False, 0)
+        source.open_source(data, batch_size, False, 0)
     assert str(caught.value) == message
 
 
-# -- where a run is taken up again
+# -- resuming in the middle of an epoch
 
 
 class Loader:
-    """A loader that says where it stands."""
+    """A loader with a state."""
 
     batch_size = 2
 
@@ -143,15 +143,15 @@ class Loader:
 
 
 SOURCES = {
-    "arrays": lambda: source.of(np.arange(8), 2, True, 3),
-    "pipeline": lambda: source.of(arrays(np.arange(8)).shuffle(3).batch(2), 2, True, 0),
-    "pipeline without a batch": lambda: source.of(arrays(np.arange(8)).shuffle(3), 2, True, 0),
-    "data set": lambda: source.of(Pairs(), 10, True, 3),
-    "endless": lambda: source.of(arrays(np.arange(5)).shuffle(3).repeat().batch(2), 2, True, 0),
-    "stream": lambda: source.of(stream(range(8)), 2, True, 0),
-    "endless stream": lambda: source.of(stream(range(5)).repeat().batch(2), 2, True, 0),
-    "list": lambda: source.of([np.full(2, index) for index in range(4)], 2, True, 0),
-    "loader with a state": lambda: source.of(Loader(), 2, True, 0),
+    "arrays": lambda: source.open_source(np.arange(8), 2, True, 3),
+    "pipeline": lambda: source.open_source(arrays(np.arange(8)).shuffle(3).batch(2), 2, True, 0),
+    "pipeline without a batch": lambda: source.open_source(arrays(np.arange(8)).shuffle(3), 2, True, 0),
+    "data set": lambda: source.open_source(Pairs(), 10, True, 3),
+    "endless": lambda: source.open_source(arrays(np.arange(5)).shuffle(3).repeat().batch(2), 2, True, 0),
+    "stream": lambda: source.open_source(stream(range(8)), 2, True, 0),
+    "endless stream": lambda: source.open_source(stream(range(5)).repeat().batch(2), 2, True, 0),
+    "list": lambda: source.open_source([np.full(2, index) for index in range(4)], 2, True, 0),
+    "loader with a state": lambda: source.open_source(Loader(), 2, True, 0),
 }
 
 
@@ -170,7 +170,7 @@ def values(read, num):
 
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("index", [0, 1])
-def test_an_epoch_can_be_begun_anywhere(kind, index):
+def test_an_epoch_can_be_read_from_any_batch(kind, index):
     if "endless" in kind and index:
         return  # it has one epoch
     whole = values(SOURCES[kind]().epoch(index), 4)
@@ -195,7 +195,7 @@ def test_an_epoch_can_be_begun_anywhere(kind, index):
         ("loader with a state", None, 4, 2, False, "by its state_dict"),
     ],
 )
-def test_what_a_source_says_of_itself(kind, num_examples, num_steps, batch_size, endless, resumes):
+def test_attributes_of_sources(kind, num_examples, num_steps, batch_size, endless, resumes):
     found = SOURCES[kind]()
     assert (found.num_examples, found.num_steps, found.batch_size) == (num_examples, num_steps, batch_size)
     assert (found.endless, found.once, found.resumes) == (endless, False, resumes)
@@ -203,12 +203,12 @@ def test_what_a_source_says_of_itself(kind, num_examples, num_steps, batch_size,
         assert found.state() is None
 
 
-def test_what_can_be_read_once():
-    assert source.of(iter([np.zeros(2)]), 2, False, 0).once
-    assert source.of(stream(iter(range(4))), 2, False, 0).once
-    used = source.of(stream(iter(range(4))), 2, False, 0)
+def test_generators_can_be_read_only_once():
+    assert source.open_source(iter([np.zeros(2)]), 2, False, 0).once
+    assert source.open_source(stream(iter(range(4))), 2, False, 0).once
+    used = source.open_source(stream(iter(range(4))), 2, False, 0)
     assert len(list(used.epoch(0))) == 2
-    with pytest.raises(BatchError, match="The generator was used up before epoch 2"):
+    with pytest.raises(BatchError, match="Epoch 2 has no batch, because a generator can be read only once"):
         list(used.epoch(1))
 
 
@@ -236,7 +236,7 @@ def drawn(value):
 )
 def test_a_streams_rounds_are_epochs_as_those_of_arrays(moved):
     def epochs(pipeline):
-        found = source.of(moved(pipeline.map(drawn, random=True)), 2, False, 0)
+        found = source.open_source(moved(pipeline.map(drawn, random=True)), 2, False, 0)
         return [values(found.epoch(index), 9) for index in range(3)]
 
     streamed = epochs(stream([0.0, 0.0]))
@@ -254,20 +254,20 @@ def test_a_loaders_own_state():
     assert state["place"] == 2
     assert state["more"][:2] == [(1, 2.5), "text"]
     loader = Loader()
-    again = source.of(loader, 2, True, 0)
+    again = source.open_source(loader, 2, True, 0)
     assert isinstance(again, StatefulSource)
     assert values(again.epoch(0, 2, state), 2) == [[2, 2], [3, 3]]
     assert loader.read == [2, 3]  # nothing before it
 
 
-def test_a_state_that_cannot_be_written_down():
+def test_a_loaders_state_that_cannot_be_stored_is_refused():
     loader = Loader()
     loader.state_dict = lambda: {"who": object()}
     with pytest.raises(StateError) as caught:
-        source.of(loader, 2, True, 0).state()
+        source.open_source(loader, 2, True, 0).state()
     assert str(caught.value) == (
-        "A checkpoint cannot hold the object at state_dict()['who'], only numbers, strings, lists, tuples, dicts "
-        "and arrays. Use a number instead, or train without a checkpoint."
+        "state_dict()['who'] is a object, which a checkpoint cannot store. Make it a number, a string, a numpy "
+        "array, or a list, tuple or dict of these; or train without a checkpoint."
     )
 
 
@@ -313,15 +313,15 @@ class Sticky(Loader):
 
 
 @pytest.mark.parametrize("start", [1, 3, 4])
-def test_the_epochs_after_a_resumed_one_are_whole(start):
-    first = source.of(Sticky(), 2, True, 0)
+def test_epochs_after_a_resumed_one_are_complete(start):
+    first = source.open_source(Sticky(), 2, True, 0)
     expected = values(first.epoch(0), start)
     state = first.state()
-    again = source.of(Sticky(), 2, True, 0)
+    again = source.open_source(Sticky(), 2, True, 0)
     assert expected + values(again.epoch(0, start, state), 9) == values(first.epoch(0), 9)
     for index in (1, 2):
         assert values(again.epoch(index), 9) == [[0, 0], [1, 1], [2, 2], [3, 3]]
-    new = source.of(Sticky(), 2, True, 0)  # saved at the end of an epoch
+    new = source.open_source(Sticky(), 2, True, 0)  # saved at the end of an epoch
     assert values(new.epoch(1, 0, {"place": 4}), 9) == [[0, 0], [1, 1], [2, 2], [3, 3]]
 
 
@@ -332,10 +332,10 @@ class Stuck(Sticky):
         self.loaded = state or self.loaded
 
 
-def test_a_loader_that_cannot_be_brought_back_is_refused():
-    again = source.of(Stuck(), 2, True, 0)
+def test_a_loader_that_reuses_a_loaded_state_is_refused():
+    again = source.open_source(Stuck(), 2, True, 0)
     values(again.epoch(0, 2, {"place": 2}), 9)
-    with pytest.raises(ExactError, match=r"Let its __iter__ use a loaded state once, or give a DataLoader\."):
+    with pytest.raises(ExactError, match=r"Let its __iter__ use a loaded state only once, or use a DataLoader\."):
         values(again.epoch(1), 9)
 
 
@@ -350,17 +350,17 @@ class Broken(Loader):
             yield np.full(2, place)
 
 
-def test_a_batch_that_was_not_given_is_not_counted():
+def test_the_state_after_a_failed_read_is_the_one_before():
     loader = Broken()
     loader.fails = True
-    first = source.of(loader, 2, True, 0)
+    first = source.open_source(loader, 2, True, 0)
     read = first.epoch(0)
     assert first.state()["place"] == 0  # a run is saved where it begins
     with pytest.raises(KeyError):
         list(read)
     assert first.state()["place"] == 2
     loader.fails = False
-    assert values(source.of(loader, 2, True, 0).epoch(0, 2, first.state()), 9) == [[2, 2], [3, 3]]
+    assert values(source.open_source(loader, 2, True, 0).epoch(0, 2, first.state()), 9) == [[2, 2], [3, 3]]
 
 
 class Dataset:
@@ -391,30 +391,30 @@ _batch_fn.__module__ = Dataset.__module__
 
 def test_a_hugging_face_stream_is_read_and_dropped_because_its_state_leaves_out_a_shuffle_buffer():
     data = Dataset(_batch_fn)
-    found = source.of(data, 2, True, 0)
+    found = source.open_source(data, 2, True, 0)
     assert found.resumes == "by reading and dropping"
     assert found.state() is None
     assert values(found.epoch(1, 2, found.state()), 9) == [[2, 2], [3, 3]]
     assert data.loads == 0
 
 
-def test_a_hugging_face_stream_of_examples_is_told_how_to_make_batches():
+def test_a_hugging_face_stream_of_examples_is_refused():
     with pytest.raises(BatchError, match=r"Use fit\(dataset\.batch\(32\)\), or lockstep\.data\.stream\(dataset\)\.bat"):
-        source.of(Dataset(lambda example: example), 2, True, 0)
+        source.open_source(Dataset(lambda example: example), 2, True, 0)
 
 
-def test_a_loader_in_a_folder_of_the_scripts_own_that_is_called_datasets_is_no_stream(monkeypatch):
+def test_a_folder_called_datasets_is_not_hugging_face(monkeypatch):
     monkeypatch.setattr(Counting, "__module__", "datasets.images")
-    assert source.of(Counting(), 2, True, 0).resumes == "by its state_dict"
+    assert source.open_source(Counting(), 2, True, 0).resumes == "by its state_dict"
 
 
 def test_a_loaders_state_at_the_end_of_an_epoch():
-    first = source.of(Counting(), 2, True, 0)
+    first = source.open_source(Counting(), 2, True, 0)
     before = values(first.epoch(0), 9)
     state = first.state()
     after = values(first.epoch(1), 9)
     assert before != after
-    assert values(source.of(Counting(), 2, True, 0).epoch(1, 0, state), 9) == after
+    assert values(source.open_source(Counting(), 2, True, 0).epoch(1, 0, state), 9) == after
 
 
 class Foreign:
@@ -440,7 +440,7 @@ class Loaded(Loader):
 
 @pytest.mark.parametrize("data", [list(Loaded()), Loaded()], ids=["iterable", "loader with a state"])
 def test_arrays_of_other_frameworks_become_numpy(data):
-    (batch,) = source.of(data, 2, False, 0).epoch(0)
+    (batch,) = source.open_source(data, 2, False, 0).epoch(0)
     assert [type(each) for each in leaves(batch)] == [np.ndarray, np.ndarray]
     np.testing.assert_equal(batch, (np.zeros(2), {"y": np.ones(2)}))
 
@@ -449,9 +449,9 @@ class Marked(torch.Tensor):
     """A subclass of the script's own."""
 
 
-def test_arrays_of_backends_stay_as_they_are():
+def test_arrays_of_backends_are_not_converted():
     given = np.zeros(2), torch.zeros(2), torch.zeros(2).as_subclass(Marked), [1, 2], "text"
-    (batch,) = source.of([given], 2, False, 0).epoch(0)
+    (batch,) = source.open_source([given], 2, False, 0).epoch(0)
     assert all(one is other for one, other in zip(batch, given, strict=True))
 
 
@@ -472,12 +472,12 @@ class Table:
 
 
 def test_a_data_set_that_can_be_iterated_too():
-    found = source.of(Table(), 4, False, 0)
+    found = source.open_source(Table(), 4, False, 0)
     (batch,) = Readers().read([next(found.epoch(0))])
     assert batch["y"].tolist() == [0, 1, 2, 3]
-    assert source.of(indexed(Table()).shuffle(1), 4, False, 0).num_steps == 2
+    assert source.open_source(indexed(Table()).shuffle(1), 4, False, 0).num_steps == 2
 
 
-def test_the_first_batches_come_from_as_many_epochs_as_they_take():
-    found = source.first(SOURCES["pipeline"](), 6)
+def test_read_batches_reads_as_many_epochs_as_needed():
+    found = source.read_batches(SOURCES["pipeline"](), 6)
     assert [(rows.epoch, rows.batch) for rows in found] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from data.kit import FLAT, IMAGES, LABELS, Pairs, Scaled, augmented, fails, fitted, read, trainer
+from data.pipelines import FLAT, IMAGES, LABELS, Pairs, Scaled, augmented, fails, fitted, read, trainer
 from lockstep.callbacks import Callback
 from lockstep.callbacks.base import NO_LOGS
 from lockstep.core.plan import bounds
 from lockstep.data import arrays, indexed, stream
 from lockstep.data.inputs import Arrays
-from lockstep.data.reader_processes import packed
+from lockstep.data.reader_processes import pack_pipeline
 from lockstep.errors import BatchError, ExampleError
-from lockstep.exchange.region import Region
+from lockstep.launch.shm import Region
 
 
 def made(workers=None):
@@ -57,7 +57,7 @@ def alone(tmp_path_factory):
     return {kind: fitted(CHAINS[kind](tmp_path_factory.mktemp("alone")), 1) for kind in CHAINS}
 
 
-def test_chains_that_mean_the_same_give_the_same(alone):
+def test_equivalent_pipelines_give_the_same_bits(alone):
     for kinds in ALIKE:
         assert len({alone[kind] for kind in kinds}) == 1
     assert len(set(alone.values())) == 5
@@ -66,7 +66,7 @@ def test_chains_that_mean_the_same_give_the_same(alone):
 @pytest.mark.parametrize(
     "kind, devices", [*((kind, 2) for kind in CHAINS), *((kind, 3) for kind in ("gathered ahead", "made", "kept"))]
 )
-def test_devices_give_the_bits_of_one(kind, devices, alone, tmp_path):
+def test_several_devices_give_the_bits_of_one(kind, devices, alone, tmp_path):
     assert fitted(CHAINS[kind](tmp_path), devices) == alone[kind]
 
 
@@ -103,7 +103,7 @@ def test_each_process_reads_the_examples_of_its_own_shards(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_the_processes_of_a_crew_fill_one_cache_together(kind, tmp_path):
+def test_workers_fill_one_cache_together(kind, tmp_path):
     log = tmp_path / "log"
     path = tmp_path / "kept" if kind == "file" else None
     with trainer(3) as each:
@@ -116,7 +116,7 @@ def test_the_processes_of_a_crew_fill_one_cache_together(kind, tmp_path):
 
 @pytest.mark.parametrize("place", [0, 36])  # in the script's own shard; in the last worker's
 @pytest.mark.parametrize("devices", [1, 3])
-def test_an_example_that_fails_leaves_every_replica_as_it_was(devices, place):
+def test_a_failing_example_changes_no_replica(devices, place):
     labels = LABELS.copy()
     labels[place] = -1
     good, bad = (arrays(FLAT, each).map(fails).batch(37) for each in (LABELS, labels))
@@ -135,13 +135,13 @@ def test_an_example_that_fails_leaves_every_replica_as_it_was(devices, place):
         assert each.digest() == one.digest()
 
 
-def test_a_data_set_that_does_not_travel_says_so():
+def test_a_data_set_that_cannot_be_pickled_is_refused():
     lock = threading.Lock()
     pipeline = arrays(FLAT, LABELS).map(lambda x, y: (x, y) if lock else None).batch(10)
     with trainer(2) as each:
-        with pytest.raises(BatchError, match="travel to the processes that read by pickle"):
+        with pytest.raises(BatchError, match="cannot be pickled, so it cannot be sent to the processes that read"):
             each.fit(pipeline, verbose=0)
-        each.fit((FLAT, LABELS), verbose=0)  # nobody was lost
+        each.fit((FLAT, LABELS), verbose=0)  # the workers still run
 
 
 def descriptors():
@@ -149,7 +149,7 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_a_pipeline_that_is_gone_is_dropped_everywhere():
+def test_a_garbage_collected_pipeline_is_dropped_in_workers():
     with trainer(2) as each:
         each.fit((FLAT, LABELS), batch_size=10, verbose=0)
         before = descriptors()
@@ -172,7 +172,7 @@ class Watched(Callback):
         assert readers()
 
 
-def test_close_ends_what_was_opened_to_read():
+def test_close_ends_readers():
     before = descriptors()
     kept = made(workers=1).cache().batch(10).prefetch(2)
     with trainer(2) as each:
@@ -188,7 +188,7 @@ def test_close_ends_what_was_opened_to_read():
     assert descriptors() == before
 
 
-def test_a_trainer_that_is_dropped_takes_its_readers_along():
+def test_garbage_collecting_a_trainer_ends_its_readers():
     before = descriptors()
     pipeline = made(workers=1).batch(10).prefetch(2)
     each = trainer(2)
@@ -208,13 +208,13 @@ BIG = np.zeros((200_000, 16), np.float32)  # 12.8 MB
 def test_arrays_in_memory_reach_the_workers_through_one_segment(big):
     pipeline = arrays(big, np.zeros(200_000, np.int64)).map(lambda x, y: (x, y)).take(40).batch(10)
     region = Region.create("pipeline")
-    assert len(packed(pipeline, region)) < 10_000
+    assert len(pack_pipeline(pipeline, region)) < 10_000
     assert region.nbytes > BIG.nbytes
     region.close()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_each_fit_has_the_data_as_it_is_when_it_begins(workers):
+def test_each_fit_reads_the_data_as_it_is_when_it_starts(workers):
     def digests(devices):
         x, scaled = FLAT.copy(), Scaled()
         given = arrays(x, LABELS).map(lambda x, y: (x, y), workers=workers).batch(10)
@@ -234,7 +234,7 @@ def test_each_fit_has_the_data_as_it_is_when_it_begins(workers):
 
 
 @pytest.mark.parametrize("devices", [1, 3])
-def test_what_is_gathered_ahead_for_several_workers_is_gathered_once(devices, monkeypatch):
+def test_data_prefetched_for_several_workers_is_gathered_once(devices, monkeypatch):
     gathered = []
     gather = Arrays.gather
     monkeypatch.setattr(Arrays, "gather", lambda base, indices: gathered.append(len(indices)) or gather(base, indices))

@@ -31,7 +31,7 @@ def places(tmp_path, monkeypatch):
     for folder in (debian, cache, mirror):
         folder.mkdir(parents=True)
     monkeypatch.setattr(fashion, "DEBIAN", debian)
-    monkeypatch.setattr(fashion, "cache_home", lambda: home)
+    monkeypatch.setattr(fashion, "find_cache_home", lambda: home)
     monkeypatch.setattr(fashion, "MIRRORS", (mirror.as_uri(),))
     sha256 = {name: hashlib.sha256(gzip.decompress(FILES[f"{name}.gz"])).hexdigest() for name in ARRAYS}
     monkeypatch.setattr(fashion, "SHA256", sha256)

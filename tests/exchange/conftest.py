@@ -1,4 +1,4 @@
-"""Several members in one process, a thread for each: the exchange does not know the difference."""
+"""Fixtures: several members of an exchange in one process, one thread each."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from lockstep.exchange.barrier import Barrier
-from lockstep.exchange.region import Region
-from lockstep.exchange.shared_memory import SharedExchange
+from lockstep.exchange.shared_memory import SharedMemoryExchange
+from lockstep.launch.shm import Region
 from lockstep.training.step import Member
 
 
@@ -28,29 +28,29 @@ def region(resources):
 
 @pytest.fixture
 def barriers(resources):
-    """A function: the ends of a new barrier of so many members."""
+    """A function that creates a barrier of `count` members and returns their ends."""
 
     def make(count, watched=()):
         control = Region.create("control")
         resources.callback(control.close)
-        bells = [os.eventfd(0) for _ in range(count)]
-        for bell in bells:
-            resources.callback(os.close, bell)
-        return [Barrier(index, control, bells, watched if index == 0 else ()) for index in range(count)]
+        events = [os.eventfd(0) for _ in range(count)]
+        for event in events:
+            resources.callback(os.close, event)
+        return [Barrier(index, control, events, watched if index == 0 else ()) for index in range(count)]
 
     return make
 
 
 @pytest.fixture
 def members(resources, region, barriers):
-    """A function: members over the given backends that share one region."""
+    """A function that creates members over the given backends that share one region."""
 
     def make(backends):
         result = []
         for index, (backend, barrier) in enumerate(zip(backends, barriers(len(backends)), strict=True)):
             own = Region(os.dup(region.descriptor))
             resources.callback(own.close)
-            open_exchange = partial(SharedExchange, backend, own, barrier, index=index)
+            open_exchange = partial(SharedMemoryExchange, backend, own, barrier, index=index)
             # Each has a turn of its own, because they wait for each other.
             result.append(Member(backend, open_exchange, [index], turn=nullcontext()))
         return result
@@ -60,7 +60,7 @@ def members(resources, region, barriers):
 
 @pytest.fixture
 def together():
-    """A function: calls all functions at once and gives what each returned or raised."""
+    """A function that calls all functions at once and returns what each returned or raised."""
 
     def run(functions):
         def outcome(function):

@@ -1,4 +1,4 @@
-"""Everyone waits for everyone, and hears of failures at once."""
+"""The barrier in shared memory: waiting, failures, and the death of a process."""
 
 import os
 import threading
@@ -9,7 +9,7 @@ from lockstep.errors import PeerFailed
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_nobody_passes_before_all_have_arrived(barriers, together, count):
+def test_no_member_passes_before_all_have_arrived(barriers, together, count):
     arrived, seen = [], []
 
     def member(barrier):
@@ -26,7 +26,7 @@ def test_nobody_passes_before_all_have_arrived(barriers, together, count):
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_failure_reaches_the_others_and_the_next_barrier_is_whole(barriers, together, failing):
+def test_a_failure_raises_in_the_others_and_the_next_barrier_works(barriers, together, failing):
     ends = barriers(3)
     first = together([end.fail if index == failing else end.wait for index, end in enumerate(ends)])
     assert [type(outcome) for outcome in first] == [type(None) if i == failing else PeerFailed for i in range(3)]
@@ -50,13 +50,13 @@ def test_a_failure_at_the_second_of_two_barriers(barriers, together):
     assert together([fails, waits]) == [None, None]
 
 
-def test_all_fail_and_go_on(barriers, together):
+def test_all_fail_and_the_next_barrier_works(barriers, together):
     ends = barriers(3)
     assert together([end.fail for end in ends]) == [None] * 3
     assert together([end.wait for end in ends]) == [None] * 3
 
 
-def test_a_dead_peer_wakes_the_one_who_watches(barriers):
+def test_the_death_of_a_watched_process_ends_the_wait(barriers):
     death = os.eventfd(0)  # readable, as a pidfd is once its process has ended
     try:
         watching, _ = barriers(2, [death])

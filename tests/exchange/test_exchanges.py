@@ -1,4 +1,4 @@
-"""One process, several replicas or several members: the same bits, and a failed step that nobody made."""
+"""Exchanges in one process and over shared memory: the same bits, and a failed step that no member commits."""
 
 from functools import partial
 
@@ -35,10 +35,10 @@ def works(batch, plan, groups, step=0):
 
 
 def digests(backend):
-    return digest.of_arrays(backend.state())
+    return digest.hash_arrays(backend.state())
 
 
-def alone(loss, num_shards, num_replicas=1):
+def train_in_one_process(loss, num_shards, num_replicas=1):
     """The sums of every step and the state after the last, with all replicas in one process."""
     backend = opened(loss, [f"cpu:{index}" for index in range(num_replicas)])
     process = SingleProcess(backend)
@@ -53,24 +53,24 @@ def alone(loss, num_shards, num_replicas=1):
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("num_shards", "num_replicas"), [(8, 3), (8, 5), (8, 8), (5, 2), (3, 3)])
-def test_replicas_of_one_process_give_the_bits_of_one(loss, num_shards, num_replicas):
-    assert alone(loss, num_shards, num_replicas) == alone(loss, num_shards)
+def test_replicas_of_one_process_give_the_bits_of_one_replica(loss, num_shards, num_replicas):
+    assert train_in_one_process(loss, num_shards, num_replicas) == train_in_one_process(loss, num_shards)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("num_shards", "num_members"), [(8, 2), (8, 3), (8, 5), (5, 2), (3, 3)])
-def test_members_over_shared_memory_give_the_bits_of_one(members, together, loss, num_shards, num_members):
+def test_members_over_shared_memory_give_the_bits_of_one_replica(members, together, loss, num_shards, num_members):
     plan = Plan.even(num_shards, num_members)
-    crew = members([opened(loss) for _ in range(num_members)])
+    group = members([opened(loss) for _ in range(num_members)])
     groups = [[index] for index in range(num_members)]
     sums = []
     for step, size in enumerate(SIZES):
         parts = works(batch(loss, size, step), plan, groups, step)
-        found = together([partial(sums_of_step, member, work, plan) for member, work in zip(crew, parts, strict=True)])
+        found = together([partial(sums_of_step, member, work, plan) for member, work in zip(group, parts, strict=True)])
         assert len({each.tobytes() for each in found}) == 1
         sums.append(found[0].tobytes())
-    expected = alone(loss, num_shards)
-    assert [(sums, digests(member.backend)) for member in crew] == [expected] * num_members
+    expected = train_in_one_process(loss, num_shards)
+    assert [(sums, digests(member.backend)) for member in group] == [expected] * num_members
 
 
 def sums_of_step(member, work, plan):
@@ -81,55 +81,55 @@ def trio(members):
     return members([opened("divided") for _ in range(3)])
 
 
-def step(crew, together, data):
+def step(group, together, data):
     plan = Plan.even(8, 3)
     parts = works(data, plan, [[0], [1], [2]])
-    return together([partial(sums_of_step, member, work, plan) for member, work in zip(crew, parts, strict=True)])
+    return together([partial(sums_of_step, member, work, plan) for member, work in zip(group, parts, strict=True)])
 
 
-def goes_on(crew, together):
-    """Whether the next step is made by all, with the bits of one replica."""
+def next_step_works(group, together):
+    """Whether all members make the next step, with the bits of one replica."""
     data = batch("divided", 61)
-    found = step(crew, together, data)
+    found = step(group, together, data)
     backend, plan = opened("divided"), Plan.even(8, 1)
     expected = SingleProcess(backend).member.step(works(data, plan, [[0]])[0], plan).sums
     return {each.tobytes() for each in found} == {expected.tobytes()} and [
-        digests(member.backend) for member in crew
+        digests(member.backend) for member in group
     ] == [digests(backend)] * 3
 
 
-def test_who_fails_before_the_first_barrier_stops_all(members, together):
-    crew = trio(members)
-    before = digests(crew[0].backend)
+def test_a_failure_before_the_first_barrier_stops_all_members(members, together):
+    group = trio(members)
+    before = digests(group[0].backend)
     x, y = batch("divided", 61)
     x[30] = np.nan  # shard 3, which the second member computes
-    first, second, third = step(crew, together, (x, y))
+    first, second, third = step(group, together, (x, y))
     assert [type(first), type(second), type(third)] == [PeerFailed, NonFiniteError, PeerFailed]
-    assert "Got nan in step 0, shard 3." in str(second)
-    assert [digests(member.backend) for member in crew] == [before] * 3
-    assert goes_on(crew, together)
+    assert "The loss is nan in step 0, shard 3." in str(second)
+    assert [digests(member.backend) for member in group] == [before] * 3
+    assert next_step_works(group, together)
 
 
-def test_who_fails_between_the_barriers_stops_all(members, together, monkeypatch):
-    crew = trio(members)
-    before = digests(crew[0].backend)
+def test_a_failure_between_the_barriers_stops_all_members(members, together, monkeypatch):
+    group = trio(members)
+    before = digests(group[0].backend)
     with monkeypatch.context() as patch:
-        patch.setattr(crew[2].backend, "divide", lambda *arguments: 1 / 0)
-        outcomes = step(crew, together, batch("divided", 61))
+        patch.setattr(group[2].backend, "divide", lambda *arguments: 1 / 0)
+        outcomes = step(group, together, batch("divided", 61))
     assert [type(outcome) for outcome in outcomes] == [PeerFailed, PeerFailed, ZeroDivisionError]
-    assert [digests(member.backend) for member in crew] == [before] * 3
-    assert goes_on(crew, together)
+    assert [digests(member.backend) for member in group] == [before] * 3
+    assert next_step_works(group, together)
 
 
-def test_a_batch_without_weight_is_refused_by_all(members, together):
-    crew = trio(members)
-    before = digests(crew[0].backend)
+def test_a_batch_whose_weights_sum_to_zero_is_refused_by_all_members(members, together):
+    group = trio(members)
+    before = digests(group[0].backend)
     x, y = batch("divided", 61)
-    outcomes = step(crew, together, (x, np.ones_like(y)))  # every target is the ignored one
+    outcomes = step(group, together, (x, np.ones_like(y)))  # every target is the ignored one
     assert {str(outcome) for outcome in outcomes} == {
         "The weights of a batch do not sum to 0. Got 0 in step 0: every target is ignored or has weight 0, or weights "
         "of both signs cancel. Leave such batches out."
     }
     assert {type(outcome) for outcome in outcomes} == {NonFiniteError}
-    assert [digests(member.backend) for member in crew] == [before] * 3
-    assert goes_on(crew, together)
+    assert [digests(member.backend) for member in group] == [before] * 3
+    assert next_step_works(group, together)

@@ -1,4 +1,4 @@
-"""Everybody's slice of the sum: together the bytes of the tree's own total."""
+"""Slices of the root, added by each process: together they have the bytes of the tree's own total."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ BACKEND = backends.open(
     Recipe(backends.Dense([3, 2], seed=0), backends.SGD(0.1), "mse", (), Options()),
     ["cpu:0"],
 )
-LAYOUT = Layout.of(
+LAYOUT = Layout.build(
     [("w", "float32", (700,)), ("b", "float64", (130,))],
     [("mean", "float32", (5,)), ("sums", "float64", (3,))],
 )
@@ -35,11 +35,11 @@ def add(left, right):
 
 
 def held_by(plan, num_examples, leaves):
-    """What all replicas hold after their local merges."""
+    """The partial sums of all replicas after their local merges."""
     held = {}
     for program in tree.programs(plan, num_examples):
-        for covered in program.nodes:
-            held[covered] = tree.total(covered, {tree.Node(i, i + 1): leaf for i, leaf in leaves.items()}, add)
+        for covered in program.spans:
+            held[covered] = tree.total(covered, {tree.Span(i, i + 1): leaf for i, leaf in leaves.items()}, add)
     return held
 
 
@@ -48,7 +48,7 @@ def held_by(plan, num_examples, leaves):
     ("num_shards", "num_replicas", "num_examples"),
     [(8, 3, 61), (8, 5, 61), (8, 8, 8), (5, 2, 9), (7, 4, 7), (1, 1, 3), (8, 3, 5), (8, 4, 1)],  # the last two: short
 )
-def test_slices_make_the_bytes_of_the_tree(monkeypatch, block, num_shards, num_replicas, num_examples):
+def test_slices_have_the_bytes_of_the_tree(monkeypatch, block, num_shards, num_replicas, num_examples):
     monkeypatch.setattr(slices, "BLOCK", block)
     leaves = {shard: node(shard) for shard in range(min(num_shards, num_examples))}
     expected = tree.fold([leaves.get(shard) for shard in range(num_shards)], add)
@@ -74,8 +74,8 @@ def test_slices_make_the_bytes_of_the_tree(monkeypatch, block, num_shards, num_r
     assert after == before  # leaves are not overwritten before the commit
 
 
-def test_a_lone_leaf_keeps_its_negative_zeros():
+def test_a_single_partial_sum_keeps_its_negative_zeros():
     leaf = {dtype: np.full(length, -0.0, dtype) for dtype, length in LAYOUT.lengths.items()}
     out = {dtype: np.zeros(length, dtype) for dtype, length in LAYOUT.lengths.items()}
-    slices.add_slice(BACKEND, {tree.Node(0, 1): leaf}, LAYOUT.slices(1)[0], out, 8)
+    slices.add_slice(BACKEND, {tree.Span(0, 1): leaf}, LAYOUT.slices(1)[0], out, 8)
     assert out["float32"].tobytes() == leaf["float32"].tobytes()

@@ -8,7 +8,7 @@ in one world of two processes, each with a trainer of its own.
 
 import pytest
 
-from integration.scripts import free_port, running, together
+from integration.run_script import free_port, running, together
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -153,7 +153,7 @@ tell(trainer.session.run.step, len(history.epoch), trainer.digest())
 
 # Every process has the values of all of them, also the one that runs no callbacks; and stops where the first one stops.
 METRIC_OBJECTS = """
-from metric_samples import MacroF1, Order
+from metric_object_samples import MacroF1, Order
 
 with lockstep.wrap(
     Dense([11, 9, 4], seed=1 + index, dtype="float32"), SGD(0.1), "cross_entropy",

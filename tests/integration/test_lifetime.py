@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from integration.scripts import running
+from integration.run_script import running
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -158,7 +158,7 @@ def test_a_torch_script_without_a_main_guard(tmp_path):
     assert not stderr
     once, one, two, equal = stdout.splitlines()
     assert (once, equal) == ("once", "equal")
-    assert "Got nan in step 6, shard 3." in one
+    assert "The loss is nan in step 6, shard 3." in one
     assert one == two
 
 
@@ -369,7 +369,7 @@ except lockstep.LockstepError as error:
     with running(HEAD + text, tmp_path) as script:
         returncode, stdout, stderr = script.end()
     assert returncode == 0, stderr
-    assert "A worker must be able to import what the script uses. The worker cannot import 'ghost'" in stdout
+    assert "A worker cannot import 'ghost', which the script uses" in stdout
     assert "sys.path" in stdout
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import lockstep
 from lockstep.backends.numpy import SGD, Dense
-from stopping import TermAt
+from sigterm_at_step import TermAt
 
 EXAMPLES, BATCH_SIZE, EPOCHS = 61, 16, 3
 STEPS = EPOCHS * -(-EXAMPLES // BATCH_SIZE)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import lockstep
-from integration import scripted
+from integration import changing_model
 from lockstep.errors import ModelError, OptimizerError
 
 torch.manual_seed(6)
@@ -28,7 +28,7 @@ class Story:
     """A trainer, the script's own objects, and what the script does with them."""
 
     def __init__(self, devices):
-        self.trainer, self.net, self.optimizer, self.loss = scripted.start(devices)
+        self.trainer, self.net, self.optimizer, self.loss = changing_model.start(devices)
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
         self.saved = {}
 
@@ -137,7 +137,7 @@ class Story:
         assert set(names) <= set(loaded)
         assert {name.partition(".")[0] for name in loaded} == {"first", "norm", "second", "head"}
         twin = copy.deepcopy(self.net).eval()
-        fresh = scripted.Net()
+        fresh = changing_model.Net()
         fresh.load_state_dict(loaded)
         outputs = self.trainer(OTHER[0])
         assert torch.equal(fresh.eval()(OTHER[0]), twin(OTHER[0]))
@@ -213,7 +213,7 @@ def test_the_changes_are_seen_at_all(stories):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_group_with_a_parameter_of_another_model(devices):
-    trainer, _, optimizer, _ = scripted.start(devices)
+    trainer, _, optimizer, _ = changing_model.start(devices)
     with trainer:
         trainer.step(BATCH)
         optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
@@ -225,7 +225,7 @@ def test_what_the_script_puts_in_the_losss_place_reaches_every_replica():
     """Apart from the story, whose later chapters it would change too."""
     found = []
     for devices in (1, 2):
-        trainer, _, _, loss = scripted.start(devices)
+        trainer, _, _, loss = changing_model.start(devices)
         with trainer:
             assert len(trainer.devices) == devices
             trainer.step(BATCH)
@@ -241,7 +241,7 @@ def nesterov():
     trainers = []
     for devices in (1, 2):
         torch.manual_seed(5)
-        net = scripted.Net()
+        net = changing_model.Net()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
         trainers.append(lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=devices, shards=6))
     assert [len(trainer.devices) for trainer in trainers] == [1, 2]

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from integration.scripts import running
+from integration.run_script import running
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -1,10 +1,12 @@
-"""A test of this room leaves no descriptor open."""
+"""Fixtures: every test in this folder must close all descriptors that it opens."""
 
 import gc
 import os
 from collections.abc import Iterator
 
 import pytest
+
+from lockstep.launch.shm import Region
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +27,10 @@ def descriptors() -> dict[str, str]:
         except FileNotFoundError:
             continue
     return result
+
+
+@pytest.fixture
+def region(closes_every_descriptor: None) -> Iterator[Region]:
+    region = Region.create("test")
+    yield region
+    region.close()

@@ -1,4 +1,4 @@
-"""Whole messages over a stream."""
+"""Length-prefixed messages over a socket."""
 
 import select
 import socket
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.launch import channel as link_module
+from lockstep.launch import channel as channel_module
 from lockstep.launch.channel import Channel, ChannelClosed, FailureReported
 
 Ends = tuple[Channel, Channel]
@@ -38,15 +38,15 @@ def test_a_message_arrives_whole(ends: Ends, size: int) -> None:
     sender.join()
 
 
-def test_both_ways(ends: Ends) -> None:
+def test_messages_in_both_directions(ends: Ends) -> None:
     left, right = ends
     left.send(b"question")
     right.send(b"answer")
     assert (right.receive(), left.receive()) == (b"question", b"answer")
 
 
-def test_more_than_one_call_can_move(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "_LARGEST_READ", 1000)
+def test_a_message_longer_than_one_read(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "_LARGEST_READ", 1000)
     left, right = ends
     left.send(bytes(range(250)) * 41)
     left.send(b"next")
@@ -54,7 +54,7 @@ def test_more_than_one_call_can_move(ends: Ends, monkeypatch: pytest.MonkeyPatch
     assert right.receive() == b"next"
 
 
-def test_bytes_that_come_one_by_one() -> None:
+def test_bytes_that_arrive_one_by_one() -> None:
     raw, end = socket.socketpair()
     link = Channel(end)
     stream = struct.pack("<q", 5) + b"hello"
@@ -81,7 +81,7 @@ def test_nothing_is_read_ahead(ends: Ends) -> None:
     assert select.select([right], [], [], 0)[0] == []
 
 
-def test_the_end(ends: Ends) -> None:
+def test_receiving_after_the_other_side_closed(ends: Ends) -> None:
     left, right = ends
     left.send(b"last")
     left.close()
@@ -104,7 +104,7 @@ def test_an_end_in_the_middle_of_a_message() -> None:
     link.close()
 
 
-def test_the_other_side_left_with_our_message_unread(ends: Ends) -> None:
+def test_the_other_side_closed_without_reading_our_message(ends: Ends) -> None:
     left, right = ends
     right.send(b"unread")
     left.close()
@@ -112,7 +112,7 @@ def test_the_other_side_left_with_our_message_unread(ends: Ends) -> None:
         right.receive()
 
 
-def test_the_end_reaches_the_other_side_past_a_forked_copy(ends: Ends) -> None:
+def test_close_ends_the_stream_despite_a_forked_copy(ends: Ends) -> None:
     left, right = ends
     copy = socket.socket(fileno=socket.dup(left.fileno()))
     with copy:
@@ -121,7 +121,7 @@ def test_the_end_reaches_the_other_side_past_a_forked_copy(ends: Ends) -> None:
             right.receive()
 
 
-def test_a_failure_is_raised(ends: Ends) -> None:
+def test_a_failure_message_is_raised(ends: Ends) -> None:
     left, right = ends
     left.send_failure(b"what went wrong")
     left.send(b"next")

@@ -1,4 +1,4 @@
-"""Exceptions on their way from a worker to the script."""
+"""Exceptions sent from a worker to the script."""
 
 import pickle
 import socket
@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from launch.entries import Fussy, ScriptError
+from launch.worker_entries import Fussy, ScriptError
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.launch import remote_errors
 from lockstep.launch.channel import Channel, FailureReported
@@ -30,9 +30,9 @@ def failed(exception: BaseException) -> remote_errors.Failure:
     "exception",
     [ValueError("no"), KeyError("name"), ScriptError("own"), WorkerError("ours"), OSError(28, "No space left")],
 )
-def test_the_same_type_and_words(exception: Exception) -> None:
+def test_the_type_and_message_are_restored(exception: Exception) -> None:
     with pytest.raises(type(exception)) as caught:
-        remote_errors.raise_(failed(exception), "cpu:1")
+        remote_errors.raise_received(failed(exception), "cpu:1")
     assert str(caught.value) == str(exception)
     assert type(caught.value) is type(exception)
     shown = "".join(traceback.format_exception(caught.value))
@@ -52,9 +52,9 @@ def test_the_same_type_and_words(exception: Exception) -> None:
         (ValueError("x" * 40_000), "Worker cpu:1 raised ValueError: xxx"),
     ],
 )
-def test_what_does_not_travel_becomes_a_worker_error(exception: BaseException, message: str) -> None:
+def test_an_exception_that_cannot_be_pickled_becomes_a_worker_error(exception: BaseException, message: str) -> None:
     with pytest.raises(WorkerError) as caught:
-        remote_errors.raise_(failed(exception), "cpu:1")
+        remote_errors.raise_received(failed(exception), "cpu:1")
     assert str(caught.value).startswith(message)
     assert isinstance(caught.value, LockstepError)
     assert "The traceback in worker cpu:1:" in caught.value.__notes__[0]
@@ -64,10 +64,10 @@ def test_an_exception_that_only_the_worker_can_import() -> None:
     arrived = failed(ScriptError("own"))
     arrived["pickled"] = pickle.dumps(ScriptError("own")).replace(b"entries", b"entrie_")
     with pytest.raises(WorkerError, match="Worker cpu:2 raised ScriptError: own"):
-        remote_errors.raise_(arrived, "cpu:2")
+        remote_errors.raise_received(arrived, "cpu:2")
 
 
-def test_the_cause_is_told() -> None:
+def test_the_cause_is_restored() -> None:
     try:
         try:
             int("missing")
@@ -76,13 +76,13 @@ def test_the_cause_is_told() -> None:
     except ScriptError as error:
         encoded = remote_errors.encode(error)
     with pytest.raises(ScriptError) as caught:
-        remote_errors.raise_(encoded, "cpu:1")
+        remote_errors.raise_received(encoded, "cpu:1")
     assert "ValueError: invalid literal" in caught.value.__notes__[0]
 
 
-def test_a_report_never_waits_for_a_reader() -> None:
+def test_sending_a_long_exception_does_not_block() -> None:
     left, right = (Channel(end) for end in socket.socketpair())
-    remote_errors.report(left, ValueError("x" * 50_000_000))  # would block here for ever
+    remote_errors.send_exception(left, ValueError("x" * 50_000_000))  # would block here for ever
     with pytest.raises(FailureReported):
         right.receive()
     left.close()

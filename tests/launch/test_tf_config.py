@@ -24,26 +24,26 @@ def text(cluster, kind="worker", index=0):
     ],
 )
 def test_the_place_of_a_process(config, place):
-    found = tf_config.place(config)
+    found = tf_config.parse_place(config)
     assert found[:5] == place
-    assert found[5] == tf_config.place(config.replace('"index": 1', '"index": 0'))[5]
+    assert found[5] == tf_config.parse_place(config.replace('"index": 1', '"index": 0'))[5]
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ("{", "TF_CONFIG must be a JSON object with a cluster of workers and a task"),
-        (text({"worker": ["a:1"], "ps": ["b:1"]}), "TF_CONFIG must be a job of workers alone"),
-        (text(TWO, "evaluator"), "TF_CONFIG must be a job of workers alone"),
-        (text(TWO, index=2), "TF_CONFIG must be a task that is one of its cluster's 2"),
+        (text({"worker": ["a:1"], "ps": ["b:1"]}), "TF_CONFIG must be a job that has only workers"),
+        (text(TWO, "evaluator"), "TF_CONFIG must be a job that has only workers"),
+        (text(TWO, index=2), "TF_CONFIG must be a task with an index below the cluster's 2 processes"),
     ],
 )
-def test_other_forms(config, message, monkeypatch):
+def test_other_configs_are_refused(config, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", config)
     with pytest.raises(LaunchError, match=message):
-        environment.launched()
+        environment.find_place()
 
 
-def test_a_job_of_one_is_nobody_launched(monkeypatch):
+def test_a_job_of_one_process_counts_as_not_launched(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text({"worker": ["a:1"]}))
-    assert environment.launched() is None
+    assert environment.find_place() is None

@@ -1,4 +1,4 @@
-"""WorkerPool: what they see, what they say, and how their ends are told."""
+"""The worker pool: messages, relayed output, the workers' surroundings, and how their end is reported."""
 
 import functools
 import gc
@@ -17,7 +17,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from launch import entries
+from launch import worker_entries as entries
 from lockstep.errors import PlatformError, WorkerError
 from lockstep.launch.channel import Channel
 from lockstep.launch.worker_pool import WorkerPool, require_linux
@@ -41,7 +41,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_messages_go_there_and_back() -> None:
+def test_messages_are_sent_and_received() -> None:
     with running(entries.echo, entries.echo, entries.echo) as workers:
         for index in range(3):
             workers.send(index, bytes([index]) * 200_000)
@@ -53,11 +53,11 @@ def test_messages_go_there_and_back() -> None:
 
 
 def test_a_function_of_the_script_itself() -> None:
-    with running(lambda link: link.send(b"a lambda")) as workers:
+    with running(lambda channel: channel.send(b"a lambda")) as workers:
         assert workers.receive(0) == b"a lambda"
 
 
-def test_output_carries_the_workers_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_has_the_workers_name_before_each_line(capsys: pytest.CaptureFixture[str]) -> None:
     with running(entries.speak, entries.speak) as workers:
         assert [workers.receive(0), workers.receive(1)] == [b"spoken", b"spoken"]
     out, err = capsys.readouterr()
@@ -68,10 +68,10 @@ def test_output_carries_the_workers_name(capsys: pytest.CaptureFixture[str]) -> 
     assert len(out.splitlines()) == 8
 
 
-def test_output_comes_while_the_worker_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    def count(link: Channel) -> None:
+def test_output_is_relayed_while_the_worker_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    def count(channel: Channel) -> None:
         print("at once")
-        link.receive()
+        channel.receive()
 
     with running(count):
         deadline = time.monotonic() + 60
@@ -82,10 +82,10 @@ def test_output_comes_while_the_worker_runs(capsys: pytest.CaptureFixture[str]) 
     assert out == "[cpu:1] at once\n"
 
 
-def test_a_line_without_end_is_passed_on_in_pieces(capsys: pytest.CaptureFixture[str]) -> None:
-    def draw(link: Channel) -> None:
+def test_a_long_line_is_relayed_in_pieces(capsys: pytest.CaptureFixture[str]) -> None:
+    def draw(channel: Channel) -> None:
         print("x" * 300_000, end="\r", flush=True)
-        link.send(b"drawn")
+        channel.send(b"drawn")
 
     with running(draw) as workers:
         assert workers.receive(0) == b"drawn"
@@ -103,7 +103,7 @@ def test_a_closed_stdout_does_not_reach_the_worker(monkeypatch: pytest.MonkeyPat
         assert workers.receive(0) == b"spoken"
 
 
-def test_letters_that_the_scripts_stdout_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_that_the_scripts_stdout_cannot_encode(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(written, encoding="ascii", write_through=True))
     with running(entries.speak) as workers:
@@ -111,7 +111,7 @@ def test_letters_that_the_scripts_stdout_does_not_have(monkeypatch: pytest.Monke
     assert written.getvalue() == b"[cpu:1] \\xe0 c\\xf4t\\xe9\n"
 
 
-def test_where_a_worker_finds_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_has_the_scripts_path_and_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(tmp_path / "user modules"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "3"])
@@ -146,7 +146,7 @@ def test_shared_descriptors_keep_their_numbers() -> None:
 def test_the_interpreters_options_are_kept() -> None:
     script = (
         "import cloudpickle, sys; from lockstep.launch.worker_pool import WorkerPool\n"
-        "def entry(link): link.send(repr((sys.flags.optimize, sys.warnoptions, sys.flags.utf8_mode)).encode())\n"
+        "def entry(channel): channel.send(repr((sys.flags.optimize, sys.warnoptions, sys.flags.utf8_mode)).encode())\n"
         "workers = WorkerPool(['cpu:1']); workers.start([cloudpickle.dumps(entry)]); print(workers.receive(0).decode())"
     )
     command = [sys.executable, "-O", "-W", "error::ResourceWarning", "-X", "utf8", "-c", script]
@@ -169,14 +169,14 @@ def test_an_exception_of_a_class_of_the_script_is_that_class() -> None:
     class Local(Exception):
         pass
 
-    def fail(link: Channel) -> None:
+    def fail(channel: Channel) -> None:
         raise Local("mine")
 
     with running(fail) as workers, pytest.raises(Local, match="mine"):
         workers.receive(0)
 
 
-def test_an_exception_that_does_not_travel() -> None:
+def test_an_exception_that_cannot_be_pickled() -> None:
     with running(entries.raise_fussy) as workers, pytest.raises(WorkerError, match="raised Fussy: shard 3"):
         workers.receive(0)
 
@@ -188,7 +188,7 @@ def test_messages_before_the_exception_come_first() -> None:
             workers.receive(0)
 
 
-def test_a_failure_nobody_waits_for_ends_the_worker_and_can_be_asked_for() -> None:
+def test_a_failure_that_is_not_received_is_raised_later() -> None:
     with running(entries.echo, entries.raise_at_length, entries.send_then_raise) as workers:
         assert len(select.select(workers.pidfds[1:2], [], [], 60)[0]) == 1
         assert len(select.select(workers.pidfds[2:3], [], [], 60)[0]) == 1
@@ -202,13 +202,13 @@ def test_a_failure_nobody_waits_for_ends_the_worker_and_can_be_asked_for() -> No
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        (entries.leave_with_3, ["Worker cpu:1 (pid ", "left with exit code 3", "\n  about to leave"]),
+        (entries.exit_with_3, ["Worker cpu:1 (pid ", "left with exit code 3", "\n  about to leave"]),
         (entries.crash, ["was killed by SIGSEGV", "Fatal Python error: Segmentation fault", "in crash"]),
-        (lambda link: None, ["left with exit code 0", "It wrote nothing to stderr."]),
-        (entries.leave_in_words, ["left with exit code 1", "\n  no space left"]),
+        (lambda channel: None, ["left with exit code 0", "It wrote nothing to stderr."]),
+        (entries.exit_with_a_message, ["left with exit code 1", "\n  no space left"]),
     ],
 )
-def test_an_end_is_told(entry: Callable[[Channel], None], words: list[str]) -> None:
+def test_the_error_says_how_the_worker_ended(entry: Callable[[Channel], None], words: list[str]) -> None:
     with running(entry) as workers:
         with pytest.raises(WorkerError) as caught:
             workers.receive(0)
@@ -248,7 +248,7 @@ def test_a_death_is_noticed_though_a_child_of_the_worker_lives_on(entry: Callabl
 
 
 def test_a_worker_that_cannot_import_the_users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "user_model.py").write_text("def entry(link): link.send(b'found')\n")
+    (tmp_path / "user_model.py").write_text("def entry(channel): channel.send(b'found')\n")
     with monkeypatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
         import user_model  # type: ignore[import-not-found]
@@ -263,11 +263,11 @@ def test_a_worker_that_cannot_import_the_users_module(tmp_path: Path, monkeypatc
     del sys.modules["user_model"]
 
 
-def test_a_payload_that_cannot_be_rebuilt() -> None:
+def test_a_payload_that_cannot_be_unpickled() -> None:
     payload = cloudpickle.dumps(entries.echo).replace(b"echo", b"ohce")
     workers = WorkerPool(["cpu:1"])
     workers.start([payload])
-    with pytest.raises(WorkerError, match=r"must be able to rebuild .* AttributeError: .*ohce"):
+    with pytest.raises(WorkerError, match=r"cannot unpickle the model, .* AttributeError: .*ohce"):
         workers.receive(0)
     workers.close()
 
@@ -282,8 +282,8 @@ def test_a_worker_that_cannot_find_lockstep(monkeypatch: pytest.MonkeyPatch) -> 
     assert "No module named 'lockstep'" in str(caught.value)
 
 
-def test_close_lets_workers_leave_and_is_idempotent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.launch.worker_pool._SECONDS_TO_LEAVE", 60)  # as many as a loaded machine takes
+def test_close_lets_workers_exit_and_is_idempotent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.launch.worker_pool._SECONDS_TO_EXIT", 60)  # as many as a loaded machine takes
     with running(entries.echo, entries.echo) as workers:
         workers.send(0, b"up")
         workers.send(1, b"up")
@@ -291,7 +291,7 @@ def test_close_lets_workers_leave_and_is_idempotent(monkeypatch: pytest.MonkeyPa
         workers.receive(1)
         processes = workers._processes
         workers.close()
-        assert [process.popen.returncode for process in processes] == [0, 0]  # they left by themselves
+        assert [process.popen.returncode for process in processes] == [0, 0]  # they exited by themselves
         workers.close()
         for use in (
             lambda: workers.send(0, b""),
@@ -299,11 +299,11 @@ def test_close_lets_workers_leave_and_is_idempotent(monkeypatch: pytest.MonkeyPa
             workers.poll_dead,
             lambda: workers.pidfds,
         ):
-            with pytest.raises(WorkerError, match="WorkerPool end with `close`"):
+            with pytest.raises(WorkerError, match="The workers were closed"):
                 use()
 
 
-def test_close_ends_workers_that_do_not_listen() -> None:
+def test_close_kills_workers_that_do_not_exit() -> None:
     with running(entries.sleep, entries.sleep, entries.sleep) as workers:
         for index in range(3):
             workers.receive(index)
@@ -313,7 +313,7 @@ def test_close_ends_workers_that_do_not_listen() -> None:
     assert all(map(gone, pids))
 
 
-def test_workers_that_were_never_started_leave_too() -> None:
+def test_workers_without_a_payload_exit_too() -> None:
     workers = WorkerPool(["cpu:1", "cpu:2"])
     pids = workers.pids
     workers.close()
@@ -328,7 +328,7 @@ def test_collected_workers_are_closed() -> None:
     assert all(map(gone, pids))
 
 
-def test_workers_may_be_collected_by_the_thread_that_carries_their_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_may_be_garbage_collected_in_the_relay_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     collected = threading.Event()
 
     class Collecting(io.StringIO):
@@ -338,10 +338,10 @@ def test_workers_may_be_collected_by_the_thread_that_carries_their_output(monkey
                 collected.set()
             return super().write(text)
 
-    def speak_when_told(link: Channel) -> None:
-        link.receive()
+    def speak_when_told(channel: Channel) -> None:
+        channel.receive()
         print("collect")
-        link.receive()
+        channel.receive()
 
     with monkeypatch.context() as patch:
         gc.disable()
@@ -357,11 +357,11 @@ def test_workers_may_be_collected_by_the_thread_that_carries_their_output(monkey
         gc.enable()
     assert all(map(gone, pids))
     deadline = time.monotonic() + 60
-    while any(thread.name == "lockstep-pump" for thread in threading.enumerate()) and time.monotonic() < deadline:
+    while any(thread.name == "lockstep-relay" for thread in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
-def test_workers_outlive_the_thread_that_made_them() -> None:
+def test_workers_outlive_the_thread_that_created_the_pool() -> None:
     made: list[WorkerPool] = []
 
     def make() -> None:
@@ -381,7 +381,7 @@ def test_workers_outlive_the_thread_that_made_them() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_forked_copy_owns_nothing() -> None:
+def test_a_forked_copy_of_the_pool_does_not_end_the_workers() -> None:
     with running(entries.echo) as workers:
         pid = os.fork()
         if pid == 0:
@@ -405,7 +405,9 @@ def test_nothing_is_left_when_the_third_cannot_start(monkeypatch: pytest.MonkeyP
             started.append(self.pid)
 
     monkeypatch.setattr(subprocess, "Popen", Scarce)
-    with pytest.raises(WorkerError, match=r"Starting cpu:1, cpu:2, cpu:3 failed: .*temporarily unavailable"):
+    with pytest.raises(
+        WorkerError, match=r"Starting the processes of cpu:1, cpu:2, cpu:3 failed: .*temporarily unavailable"
+    ):
         WorkerPool(["cpu:1", "cpu:2", "cpu:3"])
     assert len(started) == 2
     assert all(map(gone, started))
@@ -428,7 +430,7 @@ def test_nothing_is_left_when_a_descriptor_is_missing(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("missing", ["memfd_create", "pidfd_open", "eventfd"])
-def test_other_platforms_are_told(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_other_platforms_are_refused(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.delattr(os, missing)
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(PlatformError, match=rf"need Linux .* This is darwin: .*{missing}.* Use devices=1\."):
@@ -437,7 +439,7 @@ def test_other_platforms_are_told(monkeypatch: pytest.MonkeyPatch, missing: str)
         require_linux()
 
 
-def test_a_kernel_without_the_call_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_the_system_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int) -> int:
         raise OSError(38, "Function not implemented")
 

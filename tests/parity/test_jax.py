@@ -68,7 +68,7 @@ def test_devices_give_the_bits_of_one(name, devices, references, matrix):
 
 def test_another_order_of_additions_gives_other_bits(references, monkeypatch):
     """The control: were the sums not sensitive to their order, equal digests would say nothing."""
-    monkeypatch.setattr(tree.Node, "halves", property(from_left_to_right))
+    monkeypatch.setattr(tree.Span, "halves", property(from_left_to_right))
     tree._program.cache_clear()
     try:
         for (case, record), (_, other) in zip(programme("mlp", 1), references["mlp"], strict=True):
@@ -79,7 +79,7 @@ def test_another_order_of_additions_gives_other_bits(references, monkeypatch):
 
 
 def from_left_to_right(node):
-    return tree.Node(node.start, node.stop - 1), tree.Node(node.stop - 1, node.stop)
+    return tree.Span(node.start, node.stop - 1), tree.Span(node.stop - 1, node.stop)
 
 
 SCRIPT = """

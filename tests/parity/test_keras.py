@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import missing
+import missing_packages
 from parity import recorded
 from parity.matrix import Entry
 
@@ -36,7 +36,7 @@ def found(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     path = folder / "found.json"
     unused = {"tensorflow", "jax", "matplotlib"} - {request.param}
-    environment = {**os.environ, "KERAS_BACKEND": request.param, "PYTHONPATH": missing.path(folder, *unused)}
+    environment = {**os.environ, "KERAS_BACKEND": request.param, "PYTHONPATH": missing_packages.path(folder, *unused)}
     plan = [f"{model}:{','.join(map(str, counts))}" for model, counts in planned(request.param).items()]
     command = [sys.executable, "-m", "parity.keras_run", str(path), *plan]
     done = subprocess.run(command, env=environment, cwd=HERE.parent, capture_output=True, text=True)

@@ -147,9 +147,9 @@ def test_verify_moves_the_block_from_context_to_context():
 def from_left_to_right(monkeypatch):
     """Another order of additions."""
     tree._program.cache_clear()
-    halves = property(lambda node: (tree.Node(node.start, node.stop - 1), tree.Node(node.stop - 1, node.stop)))
+    halves = property(lambda node: (tree.Span(node.start, node.stop - 1), tree.Span(node.stop - 1, node.stop)))
     with monkeypatch.context() as patch:
-        patch.setattr(tree.Node, "halves", halves)
+        patch.setattr(tree.Span, "halves", halves)
         yield
     tree._program.cache_clear()
 

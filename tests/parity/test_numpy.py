@@ -92,9 +92,9 @@ def test_another_order_of_additions_gives_other_bits(monkeypatch):
 
     references = alone()
     monkeypatch.setattr(
-        tree.Node,
+        tree.Span,
         "halves",
-        property(lambda node: (tree.Node(node.start, node.stop - 1), tree.Node(node.stop - 1, node.stop))),
+        property(lambda node: (tree.Span(node.start, node.stop - 1), tree.Span(node.stop - 1, node.stop))),
     )
     tree._program.cache_clear()
     try:

@@ -71,9 +71,9 @@ def test_devices_give_the_bits_of_one(devices, reference, matrix):
 def test_another_order_of_additions_gives_other_bits(reference, monkeypatch):
     """The control: were the sums not sensitive to their order, equal digests would say nothing."""
     monkeypatch.setattr(
-        tree.Node,
+        tree.Span,
         "halves",
-        property(lambda node: (tree.Node(node.start, node.stop - 1), tree.Node(node.stop - 1, node.stop))),
+        property(lambda node: (tree.Span(node.start, node.stop - 1), tree.Span(node.stop - 1, node.stop))),
     )
     tree._program.cache_clear()
     try:

@@ -61,7 +61,7 @@ def test_devices_give_the_bits_of_one(devices, reference, matrix):
 
 def test_another_order_of_additions_gives_other_bits(reference, monkeypatch):
     """The control: were the sums not sensitive to their order, equal digests would say nothing."""
-    monkeypatch.setattr(tree.Node, "halves", property(from_left_to_right))
+    monkeypatch.setattr(tree.Span, "halves", property(from_left_to_right))
     tree._program.cache_clear()
     try:
         for (case, record), (_, other) in zip(programme(1), reference, strict=True):
@@ -73,4 +73,4 @@ def test_another_order_of_additions_gives_other_bits(reference, monkeypatch):
 
 
 def from_left_to_right(node):
-    return tree.Node(node.start, node.stop - 1), tree.Node(node.stop - 1, node.stop)
+    return tree.Span(node.start, node.stop - 1), tree.Span(node.stop - 1, node.stop)

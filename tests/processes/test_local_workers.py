@@ -1,4 +1,4 @@
-"""WorkerPool that start, answer, fail and end, seen from the script's own process."""
+"""Workers that start, answer, fail and end, seen from the script's own process."""
 
 import gc
 import os
@@ -69,7 +69,7 @@ def test_a_loss_that_is_not_finite_changes_no_replica(one):
         assert len(trainer.devices) == 3
         trainer.step(BATCH)
         for _ in range(2):
-            with pytest.raises(NonFiniteError, match=r"Got nan in step 1, shard 5\.") as caught:
+            with pytest.raises(NonFiniteError, match=r"The loss is nan in step 1, shard 5\.") as caught:
                 trainer.step((inputs, BATCH[1]))
             assert "The traceback in worker cpu:2:" in caught.value.__notes__[0]
             assert trainer.digest() == one[1]
@@ -128,12 +128,16 @@ class Unreadable:
 @pytest.mark.parametrize(
     "extra, error, message",
     [
-        (threading.Lock(), BatchError, r"Something in the batch does not: cannot pickle '_thread.lock' object\."),
+        (
+            threading.Lock(),
+            BatchError,
+            r"cannot be pickled, so it cannot be sent to a worker: cannot pickle '_thread.lock' object\.",
+        ),
         (Unreadable(), ValueError, r"invalid literal for int"),
     ],
     ids=["leaves not", "arrives not"],
 )
-def test_a_batch_that_does_not_travel(extra, error, message, first):
+def test_a_batch_that_cannot_be_pickled_is_refused(extra, error, message, first):
     """The step is not made and not counted, and what the script wrote before it is not forgotten."""
     with wrap(1) as alone, wrap(2) as trainer:
         assert len(trainer.devices) == 2
@@ -193,15 +197,15 @@ def test_a_platform_without(missing, monkeypatch):
 @pytest.mark.parametrize(
     "devices, error, message",
     [
-        (7, PlanError, r"Every device needs a shard. Got devices=7, shards=6. Use shards=8, or devices=6\."),
-        (0, DeviceError, r"Got devices=0\."),
-        (-1, DeviceError, r"Got devices=-1\."),
-        ([], DeviceError, r"Got an empty list\."),
-        (["cpu", "cuda:0"], DeviceError, r"Devices are all of one type, for bits are. Got cpu, cuda:0\."),
-        (["tpu:9", "tpu:9"], DeviceError, r"Every device must be there. Got 'tpu:9'"),
+        (7, PlanError, r"devices=7 needs at least 7 shards, got shards=6. Use shards=8, or devices=6\."),
+        (0, DeviceError, r"devices=0 leaves no device"),
+        (-1, DeviceError, r"devices=-1 leaves no device"),
+        ([], DeviceError, r"devices=\[\] leaves no device"),
+        (["cpu", "cuda:0"], DeviceError, r"All devices must be of the same type. Got cpu, cuda:0\."),
+        (["tpu:9", "tpu:9"], DeviceError, r"This host has no device 'tpu:9'"),
     ],
 )
-def test_devices_that_do_not_go(devices, error, message):
+def test_devices_that_are_refused(devices, error, message):
     before = descriptors()
     with pytest.raises(error, match=message):
         wrap(devices)

@@ -51,9 +51,9 @@ def test_what_arrives_may_be_written_to_and_nobody_else_sees_it():
     pipeline = made()
     rows = sender.number(Rows(pipeline, 0, 0, 4))
     receiver.apply(sender.take_changes())
-    receiver.restore(rows).pipeline.base.opened[:] = -1
+    receiver.restore(rows).pipeline.input.arrays[:] = -1
     again = PipelineReceiver()
     sender.repeat()
     again.apply(sender.take_changes())
-    assert again.restore(rows).pipeline.base.opened.tolist() == list(range(8))
+    assert again.restore(rows).pipeline.input.arrays.tolist() == list(range(8))
     sender.close()

@@ -1,4 +1,4 @@
-"""WorkerPool of Ray Train: joined by their process group, refused without one."""
+"""Workers of Ray Train: joined by their process group, refused without one."""
 
 import sys
 import types

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from lockstep.errors import LaunchError
-from lockstep.exchange.torch_distributed import Wire
+from lockstep.exchange.torch_distributed import ProcessGroup
 from lockstep.processes import jax_processes
 from lockstep.processes.jax_processes import JaxProcesses
 
@@ -68,5 +68,5 @@ def test_a_host_is_the_same_for_all_of_its_processes():
 def test_a_port_that_another_process_has_is_named():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(LaunchError, match=rf"listens on port {port} of this host. Got '[^']+' there. End the"):
-            Wire.join_on_loopback(port, 0, 2, accelerated=False)
+        with pytest.raises(LaunchError, match=rf"cannot listen on port {port} of this host: [^.]+. End the"):
+            ProcessGroup.join_on_loopback(port, 0, 2, accelerated=False)

@@ -82,7 +82,7 @@ def test_callbacks_wait_for_the_next_validation(tmp_path):
         history = trainer.fit(X, Y, callbacks=[stopping, plateau], checkpoint=best, **options)
         assert history.epoch == [0, 1, 2, 3]  # validated after 1 and 3
         assert trainer.learning_rates == (pytest.approx(0.01),)
-        with pytest.raises(ModelError, match="Got 'lss'; there is 'loss', 'accuracy'"):
+        with pytest.raises(ModelError, match="'lss' is not measured; the metrics are 'loss', 'accuracy'"):
             trainer.fit(X, Y, callbacks=[lockstep.EarlyStopping("lss", mode="min")], **options)
     assert (tmp_path / "best").is_symlink()
 
@@ -177,7 +177,7 @@ def test_wrong_arguments_say_the_right_ones(call, message):
         ),
         (lambda t: t.evaluate(iter([(X, Y)]), Y), r"evaluate\(list_iterator, ndarray\). Use evaluate\(data\)\."),
         (lambda t: t.fit(X, sample_weight=W), r"sample_weight goes beside inputs and targets"),
-        (lambda t: t.fit(X, Y[:5]), r"Got lengths 60, 5"),
+        (lambda t: t.fit(X, Y[:5]), r"different lengths, 60, 5, in"),
         (lambda t: t.fit(X, Y, batch_size=20, steps_per_epoch=4), "Got steps_per_epoch=4 for data of 3 batches. Leave"),
         (lambda t: t.fit(lockstep.data.arrays(X, Y).repeat()), r"endless, so fit\(\) needs steps_per_epoch, e.g."),
     ],

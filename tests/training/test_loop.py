@@ -9,7 +9,7 @@ from lockstep.callbacks import History
 from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.metrics import Column
 from lockstep.errors import BatchError
-from lockstep.launch.termination import Termination
+from lockstep.launch.signals import Termination
 from lockstep.training import loop
 from lockstep.training.fit_options import FitOptions, Validation
 from lockstep.training.loop import Loop, Place

@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep.backends.array_ops import ArrayOps
 from lockstep.backends.base import Module
+from lockstep.core import framework_hooks
 from lockstep.errors import ModelError
 
 _HOMES = {
@@ -34,6 +35,9 @@ _ARRAYS = {
     "tensorflow": "lockstep.backends.tensorflow",
     "mxnet": "lockstep.backends.mxnet",
 }
+
+
+framework_hooks.register("torch", "lockstep.backends.torch_hooks")
 
 
 def name_of(model: Any) -> str:

@@ -59,10 +59,10 @@ class EarlyStopping(Callback):
         if value is None or epoch < self.start_from_epoch:
             return
         self.wait += 1
-        if self.monitor.better(value, self.best):
+        if self.monitor.is_better(value, self.best):
             self.best = value
             self._note_best(epoch)
-            if self.baseline is None or self.monitor.better(value, self.baseline):
+            if self.baseline is None or self.monitor.is_better(value, self.baseline):
                 self.wait = 0
             return
         if self.best_epoch is None:  # only NaN so far: the first epoch counts as the best

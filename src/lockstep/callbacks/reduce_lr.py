@@ -66,7 +66,7 @@ class ReduceLROnPlateau(Callback):
         if self.cooling:
             self.cooling -= 1
             self.wait = 0
-        if self.monitor.better(value, self.best):
+        if self.monitor.is_better(value, self.best):
             self.best = value
             self.wait = 0
         elif not self.cooling:

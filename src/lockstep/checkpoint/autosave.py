@@ -51,7 +51,7 @@ class Autosave:
         """Save if that is due after an epoch: the last one always, and every one if the best is to stay."""
         improved = False
         if self._monitor is not None and (value := self._monitor.value(logs, validated)) is not None:
-            improved = self._monitor.better(value, self._best)
+            improved = self._monitor.is_better(value, self._best)
             self._best = value if improved else self._best
         if last or self._monitor is not None or self.checkpoint.every == "epoch":
             self.save(step, take, keep=improved)

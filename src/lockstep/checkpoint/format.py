@@ -78,7 +78,7 @@ def write(folder: str | os.PathLike[str], snapshot: Snapshot) -> Path:
     facts, arrays = snapshot._encoded or _encode(snapshot)
     state = {**snapshot.state, **arrays}
     forms = {name: Form.from_array(array, repr(name)) for name, array in state.items()}
-    digests = digest.of_arrays(state)
+    digests = digest.hash_arrays(state)
     content: dict[str, Any] = {**facts, "files": {}}
     content["tensors"] = {name: form.to_record() | {"sha256": digests[name]} for name, form in forms.items()}
     target = _check_target(folder)
@@ -178,7 +178,7 @@ def _read(folder: OpenFolder, stack: ExitStack) -> Snapshot:
             arrays = _read_arrays(files[name], _select(name, forms), records[name])
             state |= {prefix + key: array for key, array in arrays.items()}
     with _raise_file_errors(path / MANIFEST):
-        for name, sha256 in digest.of_arrays(state).items():
+        for name, sha256 in digest.hash_arrays(state).items():
             if sha256 != digests[name]:
                 raise ValueError(f"the sha256 of {name!r:.100} differs from that of the array in the file")
         inside = {name: state.pop(name) for name in forms if name.startswith(json_codec.PREFIX)}

@@ -14,6 +14,7 @@ import numpy as np
 from lockstep.backends.base import Array, Attributed, Backend, Recipe
 from lockstep.checkpoint.format import Snapshot
 from lockstep.core import arguments, hyperparameters
+from lockstep.core.state import check_versions
 from lockstep.errors import CheckpointError, ExactError, StateError
 from lockstep.training.run_state import Run
 
@@ -160,13 +161,7 @@ def _check_exact(facts: Mapping[str, Any], recipe: Recipe, backend: Backend) -> 
             )
     there = {**facts["versions"], "device": facts["device"]}
     here = {**backend.versions, "bits": BITS, "device": _kind(backend)}
-    for name in sorted(here.keys() | there.keys(), key=str):
-        if here.get(name) != there.get(name):
-            what = {"device": "The kind of device", "bits": "Lockstep's arithmetic"}.get(name, f"The version of {name}")
-            raise ExactError(
-                f"{what} is part of the bits. The checkpoint was saved with {there.get(name)}, this is "
-                f"{here.get(name)}. Use the same, or exact=False to go on without the promise."
-            )
+    check_versions(there, here)
 
 
 def _kind(backend: Backend) -> str:

@@ -148,7 +148,7 @@ class Store:
         steps = self._list_steps()
         self._values = {step: self._values[step] if step in self._values else self._read_value(step) for step in steps}
         for step, value in self._values.items():
-            if self._best.better(value, than=None if best is None else self._values[best]):
+            if self._best.is_better(value, than=None if best is None else self._values[best]):
                 best = step
         return best
 

@@ -1,4 +1,4 @@
-"""The commands and their options; each does its work in a file of its own."""
+"""The commands and their options. Each command is implemented in a file of its own."""
 
 import traceback
 from collections.abc import Iterator
@@ -57,12 +57,12 @@ def demo(
     curves: Annotated[Path, typer.Option(help="Where the picture of the curves goes.")] = Path("lockstep-demo.png"),
     table: Annotated[Path | None, typer.Option(help="Also save the table, as an SVG picture.")] = None,
 ) -> None:
-    """Train digits with Lockstep and with its peer.
+    """Train digits with Lockstep and with the framework alone.
 
-    Lockstep runs on 1, 2 and 3 replicas; what the framework's users write today runs on 1 and 2.
+    Lockstep runs on 1, 2 and 3 replicas; the framework's own data parallelism runs on 1 and 2.
     """
     with _exit_codes():
-        if not demonstration.show(Console(), hardware.chosen(framework), epochs, curves, table):
+        if not demonstration.run_demo(Console(), hardware.choose_framework(framework), epochs, curves, table):
             raise typer.Exit(DIFFERENT)
 
 
@@ -70,7 +70,7 @@ def demo(
 def devices() -> None:
     """Show what each installed framework can train on here."""
     with _exit_codes():
-        hardware.show(Console())
+        hardware.print_devices(Console())
 
 
 @app.command()
@@ -79,7 +79,7 @@ def verify(
         str | None,
         typer.Argument(
             metavar="FILE.py:FUNCTION",
-            help="A function that takes nothing and gives (trainer, data), or a trainer of the bundled digits. "
+            help="A function without arguments that returns (trainer, data), or a trainer for the bundled digits. "
             "Without it, a small convolutional network with batch norm and dropout is verified.",
         ),
     ] = None,
@@ -87,29 +87,31 @@ def verify(
     devices: Annotated[str, typer.Option(help="The numbers of devices to compare.")] = "1,2,3,4",
     steps: Annotated[int, typer.Option(min=1, help="Training steps at each number of devices.")] = 5,
     shards: Annotated[int | None, typer.Option(min=1, help="Shards of the built-in network.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples in a batch, where data comes as arrays.")] = 256,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples in a batch, if the data is arrays.")] = 256,
 ) -> None:
     """Compare the bits on several numbers of devices.
 
     Exit code 0: equal; 1: different; 2: the command could not run; 130: Ctrl-C.
     """
     if script is not None and shards is not None:
-        raise typer.BadParameter("A script's trainer has its own. Use lockstep.wrap(..., shards=...) there.")
+        raise typer.BadParameter("--shards does not apply to a script. Use lockstep.wrap(..., shards=...) in it.")
     if script is not None and framework is not None:
-        raise typer.BadParameter("A script's trainer has its own framework. Leave --framework out.")
-    question = verification.Question(_counts(devices), steps, shards, batch_size)
+        raise typer.BadParameter(
+            "--framework does not apply to a script, whose trainer has one. Leave --framework out."
+        )
+    request = verification.Request(_parse_counts(devices), steps, shards, batch_size)
     with _exit_codes():
         if script is None:
-            subject = verification.built_in(hardware.chosen(framework), question)
+            subject = verification.build_bundled(hardware.choose_framework(framework), request)
         else:
-            subject = verification.users_own(script)
-        verification.show(Console(), question, subject)
+            subject = verification.load_script(script)
+        verification.run_verify(Console(), request, subject)
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    """The numbers of devices out of `1,2,4`.
+def _parse_counts(text: str) -> tuple[int, ...]:
+    """Returns the numbers of devices in a text like `1,2,4`.
 
-    >>> _counts("1,2, 4")
+    >>> _parse_counts("1,2, 4")
     (1, 2, 4)
     """
     try:
@@ -117,15 +119,15 @@ def _counts(text: str) -> tuple[int, ...]:
     except ValueError:
         counts = ()
     if len(counts) < 2 or min(counts) < 1 or len(set(counts)) < len(counts):
-        raise typer.BadParameter(f"--devices lists two or more different integers from 1 on. Got {text!r}. Use 1,2,4.")
+        raise typer.BadParameter(f"--devices {text!r} is not a list of two or more different integers. Use 1,2,4.")
     return counts
 
 
 @contextmanager
 def _exit_codes() -> Iterator[None]:
-    """Exits with 1 if bits differ and for no other reason, so that a script can tell.
+    """Exits with code 1 only if bits differ, so that a script can rely on it.
 
-    Lockstep's own errors are printed without a traceback, those of the user's script with theirs.
+    Lockstep's own errors are printed without a traceback, those of the user's script with one.
     """
     try:
         yield
@@ -136,6 +138,6 @@ def _exit_codes() -> Iterator[None]:
         raise typer.Exit(DIFFERENT if isinstance(error, DivergedError) else UNUSABLE) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    except (Exception, SystemExit):  # sys.exit(1) in the user's script says nothing about bits
+    except (Exception, SystemExit):  # also sys.exit(1) in the user's script, which must not look like different bits
         traceback.print_exc()
         raise typer.Exit(UNUSABLE) from None

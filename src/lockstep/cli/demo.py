@@ -1,7 +1,7 @@
-"""`lockstep demo`: one script on 1, 2 and 3 replicas, and the same training as the framework's users write it.
+"""`lockstep demo`: one script on 1, 2 and 3 replicas, and the same training with the framework's own data parallelism.
 
-Every run is `python train.py …` in a folder of its own, as a user would start it;
-what the demo tells comes from what those scripts printed and wrote.
+Each run is `python train.py …` in a temporary folder, as a user would start it. The demo reports what those scripts
+print and write.
 """
 
 import csv
@@ -26,8 +26,8 @@ from lockstep.callbacks import History
 from lockstep.cli import scripts
 from lockstep.display.number_format import format_duration
 from lockstep.errors import MissingExtra, SaveError, WorkerError
-from lockstep.launch.environment import worker_environment
-from lockstep.launch.interrupt import deferred
+from lockstep.launch.environment import build_worker_environment
+from lockstep.launch.signals import defer_interrupts
 
 EPOCHS = 10  # as in the scripts
 REPLICAS = (1, 2, 3)
@@ -41,8 +41,8 @@ NOTE = """\
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one run left behind."""
+class DemoRun:
+    """The result of one run."""
 
     title: str
     num_devices: int
@@ -51,20 +51,20 @@ class Outcome:
 
     @property
     def accuracy(self) -> float:
-        """On the test images, after the last epoch."""
+        """The accuracy on the test images after the last epoch."""
         return self.history.history["val_accuracy"][-1]
 
     @property
     def seconds(self) -> float:
-        """Per epoch: the median, for the first one also waits for the processes to start."""
+        """The median per epoch, because the first epoch includes the start of the processes."""
         return statistics.median(self.history.seconds)
 
 
-def show(console: Console, framework: str, epochs: int, curves: Path, picture: Path | None) -> bool:
-    """Runs everything and prints it; tells whether Lockstep's digests were equal."""
+def run_demo(console: Console, framework: str, epochs: int, curves: Path, picture: Path | None) -> bool:
+    """Runs everything and prints the results; returns whether Lockstep's digests are equal."""
     if picture is not None:
         _check_writable(picture)
-    own = scripts.of(framework)
+    own = scripts.load_scripts(framework)
     peer = own.peer
     train = _with_epochs(own.train, epochs)
     runs = [("Lockstep", own.file, train, count, ["cpu"] * count) for count in REPLICAS]
@@ -72,45 +72,45 @@ def show(console: Console, framework: str, epochs: int, curves: Path, picture: P
     outcomes = []
     for title, name, text, count, arguments in runs:
         with console.status(f"{title} on {count} device{'s' * (count > 1)}: python {name} {' '.join(arguments)}"):
-            outcomes.append(run(title, name, text, count, arguments))
+            outcomes.append(run_script(title, name, text, count, arguments))
     ours, theirs = outcomes[: len(REPLICAS)], outcomes[len(REPLICAS) :]
-    verdict = _verdict(_equal(ours), _equal(theirs), peer)
+    verdict = _format_verdict(_have_equal_digests(ours), _have_equal_digests(theirs), peer)
     note = Text(NOTE.format(title=peer.title), style="dim")
-    console.print(Group(_table(ours, theirs, times=True), verdict, note))
+    console.print(Group(_build_table(ours, theirs, times=True), verdict, note))
     console.print(Text(f"{ours[-1].history.summarize()}\n{_draw(ours[-1].history, curves)}\n"), soft_wrap=True)
     console.print(Text(f"What was run, as python {own.file} cpu cpu cpu:\n"))
     console.print(Syntax(train, "python", background_color="default", word_wrap=True))
     if picture is not None:
-        _save(Group(_table(ours, theirs, times=False), verdict), picture)
-    return _equal(ours)
+        _save(Group(_build_table(ours, theirs, times=False), verdict), picture)
+    return _have_equal_digests(ours)
 
 
-def run(title: str, name: str, text: str, num_devices: int, arguments: list[str]) -> Outcome:
-    """Runs the script in a folder of its own, and ends it and all it started whatever happens."""
+def run_script(title: str, name: str, text: str, num_devices: int, arguments: list[str]) -> DemoRun:
+    """Runs the script in a temporary folder; kills it and all processes that it started if this is interrupted."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-demo-")))
         (folder / name).write_text(text, encoding="utf-8")
-        with deferred():
+        with defer_interrupts():
             process = subprocess.Popen(
                 [sys.executable, name, *arguments],
                 cwd=folder,
-                env=worker_environment(),
+                env=build_worker_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 encoding="utf-8",
-                process_group=0,  # so that the whole family can be ended; the terminal's Ctrl-C comes to us alone
+                process_group=0,  # to kill all of it at once; the terminal's Ctrl-C reaches this process only
             )
             stack.callback(_end, process)
-        printed, complaint = process.communicate()
+        stdout, stderr = process.communicate()
         if process.returncode:
-            raise WorkerError(f"{name} must run to its end. It left with code {process.returncode}:\n{complaint}")
+            raise WorkerError(f"{name} failed with exit code {process.returncode}:\n{stderr}")
         history = History(tuple(f"cpu:{index}" for index in range(num_devices)))
         with open(folder / "history.csv", newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 values = {key: float(value) for key, value in row.items()}
                 history.record(int(values.pop("epoch")), values, values.pop("seconds"))
-        return Outcome(title, num_devices, history, printed.split()[-1])
+        return DemoRun(title, num_devices, history, stdout.split()[-1])
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
@@ -123,8 +123,8 @@ def _with_epochs(text: str, epochs: int) -> str:
     return text.replace(f"epochs={EPOCHS}", f"epochs={epochs}").replace(f"range({EPOCHS})", f"range({epochs})")
 
 
-def _table(ours: list[Outcome], theirs: list[Outcome], *, times: bool) -> Table:
-    """The runs, one a row. A picture is kept, and shows no times: they are those of one moment on one machine."""
+def _build_table(ours: list[DemoRun], theirs: list[DemoRun], *, times: bool) -> Table:
+    """Returns a table with one run per row. Pictures have no times, which depend on the machine and the moment."""
     table = Table("", box=box.SIMPLE_HEAD)
     for heading in ("devices", "test accuracy", *(["s/epoch"] if times else [])):
         table.add_column(heading, justify="right")
@@ -136,13 +136,13 @@ def _table(ours: list[Outcome], theirs: list[Outcome], *, times: bool) -> Table:
                 str(outcome.num_devices),
                 f"{outcome.accuracy:.4f}",
                 *([format_duration(outcome.seconds)] if times else []),
-                Text(outcome.digest[:DIGEST_CHARACTERS], style="green" if _equal(group) else "red"),
+                Text(outcome.digest[:DIGEST_CHARACTERS], style="green" if _have_equal_digests(group) else "red"),
             )
         table.add_section()
     return table
 
 
-def _verdict(ours: bool, theirs: bool, peer: scripts.Peer) -> Text:
+def _format_verdict(ours: bool, theirs: bool, peer: scripts.Peer) -> Text:
     if not ours:
         return Text("  Lockstep: the digests differ, and they must not. Please report this.\n", style="bold red")
     return Text.assemble(
@@ -153,7 +153,7 @@ def _verdict(ours: bool, theirs: bool, peer: scripts.Peer) -> Text:
     )
 
 
-def _equal(outcomes: list[Outcome]) -> bool:
+def _have_equal_digests(outcomes: list[DemoRun]) -> bool:
     return len({outcome.digest for outcome in outcomes}) == 1
 
 
@@ -165,16 +165,16 @@ def _draw(history: History, path: Path) -> str:
 
 
 def _check_writable(path: Path) -> None:
-    """Raises before minutes of training if the picture cannot be written after them."""
+    """Raises if the picture cannot be written, before training takes minutes."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     except OSError as error:
-        raise SaveError(f"--table needs a file that can be written. Got {path}: {error.strerror}.") from error
+        raise SaveError(f"--table {path} cannot be written: {error.strerror}. Use another path.") from error
 
 
 def _save(result: Group, path: Path) -> None:
-    """Writes the table as a picture of its own width, in whatever fixed-width font the reader has."""
+    """Writes the table as an SVG picture without embedded fonts, of the table's width."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         console = Console(file=nowhere, record=True, width=SVG_COLUMNS, force_terminal=True)
         console.print(result)

@@ -1,4 +1,4 @@
-"""`lockstep devices`: what each installed framework can train on here."""
+"""`lockstep devices`: the devices on which each installed framework can train."""
 
 import importlib
 import importlib.util
@@ -23,66 +23,66 @@ PACKAGES = {
     "tensorflow": ("tensorflow", "keras"),
     "mxnet": ("mxnet",),
 }
-"""What must be installed for every framework that Lockstep trains with."""
+"""The packages that each framework needs."""
 
 
-def installed() -> list[str]:
-    """The frameworks that this interpreter can import, found without importing them."""
+def list_installed() -> list[str]:
+    """Returns the frameworks that are installed, without importing them."""
     return [name for name, needed in PACKAGES.items() if all(map(importlib.util.find_spec, needed))]
 
 
-def chosen(framework: str | None) -> str:
-    """The framework asked for, or the first that is installed; raises where it is not."""
+def choose_framework(framework: str | None) -> str:
+    """Returns the given framework, or the first that is installed; raises if it is not installed."""
     if framework is not None and framework not in PACKAGES:
-        raise ModelError(f"Lockstep trains with {', '.join(PACKAGES)}. Got {framework!r}. Name one of these.")
-    found = installed()
+        raise ModelError(f"--framework {framework!r} is not supported. Use one of {', '.join(PACKAGES)}.")
+    found = list_installed()
     if framework in found or (framework is None and found):
         return framework or found[0]
     wanted = framework or next(iter(PACKAGES))
-    raise MissingExtra(f'This needs {wanted}. Install it: pip install "lockstep-train[{wanted}]"')
+    raise MissingExtra(f'{wanted} is not installed. Install it: pip install "lockstep-train[{wanted}]"')
 
 
-def available(framework: str) -> Sequence[str]:
-    """The accelerators that the framework sees; imports it."""
+def list_accelerators(framework: str) -> Sequence[str]:
+    """Returns the accelerators that the framework finds; imports the framework."""
     return registry.module(f"lockstep.backends.{framework}").available()
 
 
-def show(console: Console) -> None:
-    """Prints one row per installed framework, and what the CPU can do."""
-    frameworks = installed()
+def print_devices(console: Console) -> None:
+    """Prints one row per installed framework, and a line about the CPU."""
+    frameworks = list_installed()
     if not frameworks:
         raise MissingExtra(
-            f"Lockstep trains with {', '.join(PACKAGES)}, and none is installed. "
+            f"No framework is installed. Lockstep supports {', '.join(PACKAGES)}. "
             'Install one: pip install "lockstep-train[torch]"'
         )
     table = Table("framework", "version", "accelerators", "devices=None means", box=box.SIMPLE_HEAD)
     for framework in frameworks:
-        found = available(framework)
+        accelerators = list_accelerators(framework)
         table.add_row(
             framework,
             importlib.import_module(framework).__version__,
-            _names(found) or "none",
-            _replicas(resolve(None, found)),
+            _format_names(accelerators) or "none",
+            _format_replicas(resolve(None, accelerators)),
         )
     console.print(table)
-    console.print(Text(f"  CPU: {_cores()}; {_processes()}."))
+    console.print(Text(f"  CPU: {_format_cores()}; {_format_processes()}."))
 
 
-def _names(devices: Sequence[str]) -> str:
+def _format_names(devices: Sequence[str]) -> str:
     return ", ".join(devices) if len(devices) <= 2 else f"{devices[0]} … {devices[-1]}"
 
 
-def _replicas(devices: Sequence[str]) -> str:
-    return f"{len(devices)} replica{'s' * (len(devices) > 1)}: {_names(devices)}"
+def _format_replicas(devices: Sequence[str]) -> str:
+    return f"{len(devices)} replica{'s' * (len(devices) > 1)}: {_format_names(devices)}"
 
 
-def _cores() -> str:
-    # The cores that this process may use: in a container or under SLURM fewer than the machine has.
+def _format_cores() -> str:
+    # The cores that this process may use, which in a container or under SLURM are fewer than the machine has.
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return f"{count} core{'s' * (count > 1)}"
 
 
-def _processes() -> str:
+def _format_processes() -> str:
     try:
         require_linux()
         require_ordered_writes()

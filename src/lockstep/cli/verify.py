@@ -1,29 +1,34 @@
-"""`lockstep verify`: the same steps on several numbers of devices, and the digest after each."""
+"""`lockstep verify`: the same steps on several numbers of devices, with the digest after each."""
 
+import importlib.util
+import inspect
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.cli import devices, scripts, target
+from lockstep.cli import devices, scripts
 from lockstep.datasets import digits
 from lockstep.errors import DivergedError, LockstepError, ModelError
 from lockstep.trainer import Trainer
 from lockstep.training.verify import Verification
 
 DIGEST_CHARACTERS = 16
-LEAST_CHARACTERS = 6
+MIN_CHARACTERS = 6
+MODULE = "lockstep_target"  # the script's module name; its own name may be taken, e.g. by the standard library's `test`
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is to be compared; `shards` only of a built-in model, `batch_size` only of arrays and data sets."""
+class Request:
+    """What to compare. `shards` applies to the bundled model only, `batch_size` to arrays and data sets."""
 
     counts: tuple[int, ...]
     steps: int
@@ -33,75 +38,117 @@ class Question:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is verified: a trainer and its data, which were `lent` where the script gave none."""
+    """A trainer to verify and its data."""
 
     trainer: Trainer[Any]
     data: Any
-    lent: bool = False
+    is_bundled_data: bool = False  # the script returned no data
 
 
-def show(console: Console, question: Question, subject: Subject) -> None:
-    """Prints a table of digests; raises DivergedError, which names step and tensor, where two differ."""
-    counts = _listed(question.counts)
+def run_verify(console: Console, request: Request, subject: Subject) -> None:
+    """Prints a table of digests; raises DivergedError, which names step and tensor, if two differ."""
+    counts = _join_counts(request.counts)
     try:
-        with subject.trainer, console.status(f"{question.steps} steps on {counts} devices"):
-            result = _verify(subject, question)
+        with subject.trainer, console.status(f"{request.steps} steps on {counts} devices"):
+            result = _verify(subject, request)
     except DivergedError as error:
         if error.digests:
-            console.print(_table(error.digests, console.width))
+            console.print(_build_table(error.digests, console.width))
         raise
-    console.print(_table(result.digests, console.width))
-    steps = "1 step" if question.steps == 1 else f"each of {question.steps} steps"
+    console.print(_build_table(result.digests, console.width))
+    steps = "1 step" if request.steps == 1 else f"each of {request.steps} steps"
     verdict = f"  The same bits after {steps} on {counts} devices."
     console.print(Text(verdict, style="bold green"))
 
 
-def built_in(framework: str, question: Question) -> Subject:
-    """The network that ships with the package, on accelerators where there are enough, else on the CPU."""
+def build_bundled(framework: str, request: Request) -> Subject:
+    """Returns the network that ships with the package, on accelerators if there are enough, else on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "verify.py")
-        path.write_text(scripts.of(framework).verify, encoding="utf-8")
-        make = target.load(f"{path}:make_trainer")
-    enough = len(devices.available(framework)) >= max(question.counts)
-    trainer, data = make(devices=1 if enough else ["cpu"], shards=question.shards)
+        path.write_text(scripts.load_scripts(framework).verify, encoding="utf-8")
+        make_trainer = load_function(f"{path}:make_trainer")
+    is_enough = len(devices.list_accelerators(framework)) >= max(request.counts)
+    trainer, data = make_trainer(devices=1 if is_enough else ["cpu"], shards=request.shards)
     return Subject(trainer, data)
 
 
-def users_own(script: str) -> Subject:
-    """The trainer that the script's function gives."""
-    made = target.load(script)()
-    alone = not (isinstance(made, tuple) and len(made) == 2)
-    trainer, data = (made, digits()[0]) if alone else made
+def load_script(script: str) -> Subject:
+    """Returns the trainer, and the data if any, that the script's function returns."""
+    result = load_function(script)()
+    has_data = isinstance(result, tuple) and len(result) == 2
+    trainer, data = result if has_data else (result, digits()[0])
     if not isinstance(trainer, Trainer):
         raise ModelError(
-            f"{script} must give what lockstep.wrap returned, or (trainer, data). Got {type(trainer).__name__}. "
+            f"{script} returned {type(trainer).__name__}, not what lockstep.wrap returned, or (trainer, data). "
             "End the function with: return trainer, (x, y)"
         )
-    return Subject(trainer, data, lent=alone)
+    return Subject(trainer, data, is_bundled_data=not has_data)
 
 
-def _verify(subject: Subject, question: Question) -> Verification:
+def load_function(text: str) -> Callable[..., Any]:
+    """Returns the function that `FILE.py:FUNCTION` names.
+
+    The file is imported, so code under `if __name__ == "__main__"` does not run. What it defines is pickled by value,
+    so the workers need not find the file.
+    """
+    path, _, name = text.rpartition(":")
+    if not path or not name.isidentifier():
+        raise ModelError(f"{text!r} is not FILE.py:FUNCTION. Use for example train.py:make_trainer.")
+    if not Path(path).is_file():
+        raise ModelError(f"The file {path!r} does not exist. Use for example train.py:make_trainer.")
+    module = _import_file(Path(path).resolve())
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ModelError(f"{path} defines no function {name!r}. Use one of: {_list_functions(module)}.")
+    result: Callable[..., Any] = function
+    return result
+
+
+def _import_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(MODULE, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE] = module
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as Python does for a script; workers get the same path
+    arguments = sys.argv
+    sys.argv = [str(path)]  # a script that reads its arguments must not get those of `lockstep verify`
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.argv = arguments
+    cloudpickle.register_pickle_by_value(module)
+    return module
+
+
+def _list_functions(module: Any) -> str:
+    own = [name for name, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == MODULE]
+    return ", ".join(own) or "(it defines none)"
+
+
+def _verify(subject: Subject, request: Request) -> Verification:
     try:
         return subject.trainer.verify(
-            subject.data, steps=question.steps, devices=question.counts, batch_size=question.batch_size
+            subject.data, steps=request.steps, devices=request.counts, batch_size=request.batch_size
         )
     except LockstepError:
         raise
     except Exception as error:
-        if not subject.lent:
+        if not subject.is_bundled_data:
             raise
         raise ModelError(
-            "A function that gives a trainer alone has it verified on the bundled digits, rows of 64 numbers. "
-            f"The model does not take them: {error}. End the function with: return trainer, (x, y)"
+            "The function returned a trainer without data, so it is verified on the bundled digits, rows of 64 "
+            f"numbers, which the model does not accept: {error}. End the function with: return trainer, (x, y)"
         ) from error
 
 
-def _table(digests: Mapping[int, Sequence[str]], width: int) -> Table:
-    """One row per step, one column per number of devices; the digests as long as there is room for."""
-    room = (width - len("  step  ")) // len(digests) - len("   ")
-    characters = min(DIGEST_CHARACTERS, max(LEAST_CHARACTERS, room))
-    short = characters < len("8 devices")
-    names = (str(number) if short else f"{number} device{'s' * (number > 1)}" for number in digests)
+def _build_table(digests: Mapping[int, Sequence[str]], width: int) -> Table:
+    """Returns a table with one row per step and one column per number of devices; digests are cut to fit."""
+    column_width = (width - len("  step  ")) // len(digests) - len("   ")
+    characters = min(DIGEST_CHARACTERS, max(MIN_CHARACTERS, column_width))
+    is_short = characters < len("8 devices")
+    names = (str(number) if is_short else f"{number} device{'s' * (number > 1)}" for number in digests)
     table = Table("step", *names, box=box.SIMPLE_HEAD)
     for step, row in enumerate(zip(*digests.values(), strict=True), start=1):
         styles = ["green" if digest == row[0] else "bold red" for digest in row]
@@ -110,10 +157,10 @@ def _table(digests: Mapping[int, Sequence[str]], width: int) -> Table:
     return table
 
 
-def _listed(counts: Sequence[int]) -> str:
-    """The numbers as one reads them aloud.
+def _join_counts(counts: Sequence[int]) -> str:
+    """Returns the numbers as text.
 
-    >>> _listed((1, 2, 4))
+    >>> _join_counts((1, 2, 4))
     '1, 2 and 4'
     """
     *others, last = map(str, counts)

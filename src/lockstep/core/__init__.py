@@ -1,1 +1,1 @@
-"""The heart of Lockstep: what a step is, in the standard library and numpy alone."""
+"""Values and arithmetic: the standard library and numpy only."""

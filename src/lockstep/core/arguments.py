@@ -1,6 +1,6 @@
-"""Arguments: what a public function may be given, checked before anything is done with it.
+"""Checks of arguments of public functions.
 
-Each check names the argument and the value, and raises the caller's kind of error.
+Each check names the argument and the value in its error, and raises the caller's kind of error.
 """
 
 import math
@@ -30,7 +30,7 @@ def check_path(name: str, value: Any, error: type[LockstepError], example: str) 
 
 
 def check_number(name: str, value: Any, error: type[LockstepError], example: float) -> float:
-    """Returns the finite number, Python's or numpy's, as it is.
+    """Returns the number, Python's or numpy's; raises if it is not finite.
 
     >>> from lockstep.errors import CallbackError
     >>> check_number("decay", 0.9, CallbackError, 0.999)
@@ -46,7 +46,7 @@ def check_number(name: str, value: Any, error: type[LockstepError], example: flo
 
 
 def check_flag(name: str, value: Any, error: type[LockstepError]) -> bool:
-    """Returns True or False, for 1 and 0 too.
+    """Returns True or False; 1 and 0 are allowed, too.
 
     >>> from lockstep.errors import CallbackError
     >>> check_flag("append", 1, CallbackError)
@@ -73,11 +73,11 @@ def check_integer(name: str, value: Any, error: type[LockstepError], least: int)
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number, Python's or numpy's, and no bool."""
+    """Returns whether this is a real number, Python's or numpy's, but no bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def show(value: Any) -> str:
-    """The value for an error message, however long it is."""
+    """Returns the value for an error message, shortened if it is long."""
     shape = getattr(value, "shape", None)
     return f"a {type(value).__name__} of shape {tuple(shape)}" if shape else f"{value!r:.100}"

@@ -1,10 +1,9 @@
-"""Batches: the forms a batch may have, and how it is cut into shards.
+"""Batches: the structures a batch may have, and how it is split into shards.
 
-A batch is a nest of tuples and dicts. Its arrays are cut on axis 0, its lists as
-lists; scalars and strings go to every shard. The cut is a rule of the number of
-examples and of shards alone.
+A batch is a pytree of tuples and dicts. Its arrays are split on axis 0, its lists as lists; scalars and strings are
+copied to every shard. The split depends on the number of examples and of shards only.
 
-A batch may also be `Rows`: not the examples, but which ones they are.
+A batch may also be `Rows`: not the examples themselves, but a reference to them.
 """
 
 import zlib
@@ -27,13 +26,13 @@ OBJECTIVE_EXAMPLE = """
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch of a pipeline, or a shard of it, by reference: it is read where it is computed.
+    """A reference to a batch of a pipeline, or a shard of it. The process that computes a shard reads it.
 
     >>> [len(piece) for piece in cut(Rows(None, epoch=0, batch=3, num_examples=5), 2)]
     [3, 2]
     """
 
-    pipeline: Any  # on the way to a worker, the number by which the worker knows it
+    pipeline: Any  # in a message to a worker, its number there
     epoch: int
     batch: int
     num_examples: int  # of the whole batch
@@ -43,7 +42,7 @@ class Rows:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Where this shard starts and stops in its batch: an entry of `plan.bounds`, without the others."""
+        """The start and stop of this shard in its batch, as in `plan.bounds`."""
         size, extra = divmod(self.num_examples, self.num_shards)
         start = self.shard * size + min(self.shard, extra)
         return start, start + size + (self.shard < extra)
@@ -55,13 +54,13 @@ class Rows:
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is an array with an axis to cut, of whatever framework."""
+    """Returns whether `value` is an array of any framework with at least one axis."""
     shape = getattr(value, "shape", None)
     return shape is not None and len(shape) > 0 and hasattr(value, "__getitem__")
 
 
 def transform(batch: Any, leaf: Callable[[Any], Any]) -> Any:
-    """The same nest with `leaf` of everything that is not a tuple or a dict."""
+    """Returns the pytree with `leaf` applied to everything that is not a tuple or a dict."""
     if isinstance(batch, Mapping):
         return {key: transform(value, leaf) for key, value in batch.items()}
     if isinstance(batch, tuple):
@@ -71,7 +70,7 @@ def transform(batch: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """Everything in the nest that is not a tuple or a dict, in order."""
+    """Yields everything in the pytree that is not a tuple or a dict, in order."""
     if isinstance(batch, Mapping):
         for value in batch.values():
             yield from leaves(value)
@@ -83,137 +82,140 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 
 def top(batch: Any) -> Any:
-    """The batch with lists, as loaders make them, turned into tuples.
+    """Returns the batch with the lists that loaders use as tuples converted to tuples.
 
-    A list of arrays stays one where they are examples: they have other lengths than the arrays and lists beside it,
-    or than one another.
+    A list of arrays stays a list if each array is an example: that is if their lengths differ from those of the arrays
+    and lists beside it, or from each other.
 
     >>> top([[np.zeros(2), np.ones(2)], ["a", "b"]])
     ((array([0., 0.]), array([1., 1.])), ['a', 'b'])
     >>> top([[np.zeros(3), np.ones(3)], np.array([0, 1])])
     ([array([0., 0., 0.]), array([1., 1., 1.])], array([0, 1]))
     """
-    found = _opened(batch, inner=False)
-    lists, lengths, shown = _told(found)
-    return _opened(batch, inner=True) if lists and len(lengths) == 1 and shown in (set(), lengths) else found
+    converted = _convert_lists(batch, inner=False)
+    lists, lengths, beside = _measure_lists(converted)
+    are_inputs = lists and len(lengths) == 1 and beside in (set(), lengths)
+    return _convert_lists(batch, inner=True) if are_inputs else converted
 
 
-def _opened(batch: Any, inner: bool, outer: bool = True) -> Any:
-    """The batch with lists turned into tuples; lists of arrays only outside of all others, or where `inner` says so."""
+def _convert_lists(batch: Any, inner: bool, outer: bool = True) -> Any:
+    """Converts lists to tuples. Lists of arrays inside another list or tuple are converted only if `inner`."""
     if isinstance(batch, list):
         if is_list_of_arrays(batch) and not (inner or outer):
             return batch
-        values = [_opened(value, inner, outer=False) for value in batch]
-        return tuple(values) if any(isinstance(each, tuple) or _is_cut(each) for each in values) else batch
+        values = [_convert_lists(value, inner, outer=False) for value in batch]
+        return tuple(values) if any(isinstance(each, tuple) or _is_splittable(each) for each in values) else batch
     if isinstance(batch, Mapping):
-        return {key: _opened(value, inner, outer=False) for key, value in batch.items()}
+        return {key: _convert_lists(value, inner, outer=False) for key, value in batch.items()}
     if isinstance(batch, tuple) and not hasattr(batch, "_fields"):
-        return tuple(_opened(value, inner, outer=False) for value in batch)
+        return tuple(_convert_lists(value, inner, outer=False) for value in batch)
     return batch
 
 
-def _is_cut(value: Any) -> bool:
+def _is_splittable(value: Any) -> bool:
     return is_array(value) or is_list_of_arrays(value)
 
 
-def _told(batch: Any) -> tuple[list[Any], set[int], set[int]]:
-    """The lists of arrays, the lengths of their arrays, and the lengths of what stands beside the lists."""
+def _measure_lists(batch: Any) -> tuple[list[Any], set[int], set[int]]:
+    """Returns the lists of arrays, the lengths of their arrays, and the lengths of arrays and lists beside them."""
     lists = [value for value in leaves(batch) if is_list_of_arrays(value)]
     lengths = {int(each.shape[0]) for value in lists for each in value}
-    beside = [value for value in leaves(batch) if not any(value is each for each in lists)]
-    shown = {len(value) if isinstance(value, list) else int(value.shape[0]) for value in beside if _counts(value)}
-    return lists, lengths, shown
+    others = [value for value in leaves(batch) if not any(value is each for each in lists)]
+    beside = {
+        len(value) if isinstance(value, list) else int(value.shape[0]) for value in others if _has_examples(value)
+    }
+    return lists, lengths, beside
 
 
 def several(batch: Any, always: bool = False) -> Any:
-    """The batch with several inputs or outputs in a list, as Keras's users write them, in a tuple.
+    """Converts a list of several inputs or outputs, as in Keras, to a tuple.
 
-    The arrays of such a list have all the examples, as something beside the lists shows: an array or a plain list of
-    the same length. Any other list has an entry for each example; with `always`, no list of arrays has.
+    In such a list each array has all the examples, which is known if an array or list beside it has the same length. In
+    any other list each array is one example. With `always` every list of arrays is converted.
 
     >>> several(([np.zeros(4), np.ones(4)], np.ones(4)))[0]
     (array([0., 0., 0., 0.]), array([1., 1., 1., 1.]))
     >>> several(([np.zeros(3), np.ones(3)], np.ones(2)))[0]
     [array([0., 0., 0.]), array([1., 1., 1.])]
     """
-    lists, lengths, shown = _told(batch)
-    told = shown == lengths and len(lengths) == 1 and not any(len(value) in lengths for value in lists)
-    if not lists or not (always or told):
+    lists, lengths, beside = _measure_lists(batch)
+    are_inputs = beside == lengths and len(lengths) == 1 and not any(len(value) in lengths for value in lists)
+    if not lists or not (always or are_inputs):
         return batch
     return transform(batch, lambda value: tuple(value) if any(value is each for each in lists) else value)
 
 
 def is_list_of_arrays(value: Any) -> bool:
-    """Whether this is several inputs, or several batches of them, or examples."""
+    """Returns whether this is a non-empty list of arrays: several inputs, or several examples."""
     return isinstance(value, list) and bool(value) and all(map(is_array, value))
 
 
-def _counts(value: Any) -> bool:
-    """Whether this has an entry for every example."""
+def _has_examples(value: Any) -> bool:
+    """Returns whether this has one entry per example."""
     return is_array(value) or isinstance(value, list)
 
 
 def inputs(batch: Any) -> Any:
-    """What a model is called with: the batch without targets and weights."""
+    """Returns the model's inputs: the batch without targets and weights."""
     if isinstance(batch, Rows):
         return replace(batch, only_inputs=True)
     return batch[0] if isinstance(batch, tuple) and len(batch) in (2, 3) else batch
 
 
 def count(batch: Any) -> int:
-    """The number of examples in a batch.
+    """Returns the number of examples in a batch.
 
     >>> count((np.zeros((5, 2)), {"a": ["u", "v", "w", "x", "y"]}, 0.5))
     5
     """
     if isinstance(batch, Rows):
         return len(batch)
-    counted = [value for value in leaves(batch) if _counts(value)]
-    # TensorFlow's variables have a shape and no len.
-    lengths = [len(value) if isinstance(value, list) else int(value.shape[0]) for value in counted]
+    values = [value for value in leaves(batch) if _has_examples(value)]
+    # By shape, because TensorFlow's variables have no len.
+    lengths = [len(value) if isinstance(value, list) else int(value.shape[0]) for value in values]
     if not lengths:
         raise BatchError(
-            f"A batch holds at least one array whose first axis counts the examples. Got {describe(batch)}. "
-            f"Give (inputs, targets), or write an objective:\n{OBJECTIVE_EXAMPLE}"
+            f"The batch {describe(batch)} has no array with examples on its first axis. "
+            f"Use (inputs, targets), or write an objective:\n{OBJECTIVE_EXAMPLE}"
         )
     if len(set(lengths)) > 1:
         raise BatchError(
-            f"Every array of a batch has one entry per example. Got lengths {', '.join(map(str, lengths))} "
-            f"in {describe(batch)}. Give arrays of equal length."
+            f"The arrays of a batch have different lengths, {', '.join(map(str, lengths))}, "
+            f"in {describe(batch)}. Use arrays with one entry per example."
         )
     if lengths[0] == 0:
-        raise BatchError("A batch holds at least one example. Got a batch of size 0. Leave empty batches out.")
+        raise BatchError(f"The batch {describe(batch)} has no examples. Leave empty batches out.")
     return lengths[0]
 
 
 def cut(batch: Any, num_shards: int) -> list[Any]:
-    """The shards of a batch in order; None for a shard without examples.
+    """Splits a batch into its shards, in order; None marks a shard without examples.
 
     >>> cut(np.arange(5), 2)
     [array([0, 1, 2]), array([3, 4])]
     """
-    places = bounds(count(batch), num_shards)
+    ranges = bounds(count(batch), num_shards)
     if isinstance(batch, Rows):
         pieces = [replace(batch, shard=shard, num_shards=num_shards) for shard in range(num_shards)]
         return [piece if len(piece) else None for piece in pieces]
-    return [None if start == stop else select(batch, slice(start, stop)) for start, stop in places]
+    return [None if start == stop else select(batch, slice(start, stop)) for start, stop in ranges]
 
 
-def select(batch: Any, where: Any) -> Any:
-    """The examples `where` says (a slice, or indices) of every array and list; the rest as it is."""
+def select(batch: Any, selection: Any) -> Any:
+    """Selects examples by a slice or indices from every array and list; the rest is unchanged."""
 
     def leaf(value: Any) -> Any:
         if is_array(value):
-            return value[where]
+            return value[selection]
         if isinstance(value, list):
-            return value[where] if isinstance(where, slice) else [value[index] for index in where]
+            return value[selection] if isinstance(selection, slice) else [value[index] for index in selection]
         return value
 
     return transform(batch, leaf)
 
 
 def join(pieces: list[Any], concatenate: Callable[[list[Any]], Any]) -> Any:
-    """One nest out of equal nests of arrays, put end to end.
+    """Concatenates pytrees of arrays of equal structure.
 
     >>> join([(np.ones(2), [np.ones(2)]), (np.zeros(1), [np.zeros(1)])], np.concatenate)
     (array([1., 1., 0.]), [array([1., 1., 0.])])
@@ -228,7 +230,7 @@ def join(pieces: list[Any], concatenate: Callable[[list[Any]], Any]) -> Any:
 
 
 def check_rows(outputs: Any, num_examples: int) -> None:
-    """Raises where outputs are not nests of arrays with a row for every example."""
+    """Raises if outputs are not a pytree of arrays with one row per example."""
     if isinstance(outputs, Mapping):
         values = list(outputs.values())
     elif isinstance(outputs, tuple | list):
@@ -237,17 +239,17 @@ def check_rows(outputs: Any, num_examples: int) -> None:
         return
     else:
         raise BatchError(
-            "A model's outputs are arrays, or tuples, lists and dicts of them, with one row per example on axis 0. "
-            f"Got {describe(outputs)} for {num_examples} examples. Return such outputs."
+            f"The model returned {describe(outputs)} for {num_examples} examples. "
+            "Return arrays, or tuples, lists and dicts of them, with one row per example on axis 0."
         )
     for value in values:
         check_rows(value, num_examples)
 
 
 def fingerprint(batch: Any) -> int:
-    """A number that tells one batch from another: its forms, and every byte of its arrays.
+    """Returns a checksum of a batch: its structure, and every byte of its arrays.
 
-    Of `Rows` it is which rows they are, and what tells their pipeline from another.
+    For `Rows` it covers which rows they are, and their pipeline's fingerprint.
     """
     number = 0
     for value in leaves(batch):
@@ -255,13 +257,13 @@ def fingerprint(batch: Any) -> int:
         if isinstance(value, Rows):
             number = zlib.crc32(repr((value.pipeline.fingerprint, value.num_shards)).encode(), number)
             continue
-        plain = isinstance(value, np.ndarray) and value.dtype != object
-        number = zlib.crc32(np.ascontiguousarray(value).data if plain else repr(value).encode(), number)
+        is_numeric = isinstance(value, np.ndarray) and value.dtype != object
+        number = zlib.crc32(np.ascontiguousarray(value).data if is_numeric else repr(value).encode(), number)
     return number
 
 
 def describe(batch: Any) -> str:
-    """A batch in a few words, for errors.
+    """Returns the structure and shapes of a batch, for error messages.
 
     >>> describe((np.zeros((4, 2)), [1, 2], "text"))
     '(ndarray(4, 2), list of 2, str)'
@@ -280,14 +282,14 @@ def describe(batch: Any) -> str:
 
 
 def deal(batch: Any, plan: Plan, groups: list[list[int]]) -> list[dict[int, dict[int, Any]]]:
-    """For every process its replicas, and for every replica its shards that have examples.
+    """Returns the shards with examples, by replica, for each group of replicas (one group per process).
 
     >>> deal(np.arange(3), Plan.even(4, 2), [[0], [1]])
     [{0: {0: array([0]), 1: array([1])}}, {1: {2: array([2])}}]
     """
     pieces = cut(batch, plan.num_shards)
 
-    def of(replica: int) -> dict[int, Any]:
+    def get_shards(replica: int) -> dict[int, Any]:
         return {shard: pieces[shard] for shard in plan.shards_of([replica]) if pieces[shard] is not None}
 
-    return [{replica: of(replica) for replica in group} for group in groups]
+    return [{replica: get_shards(replica) for replica in group} for group in groups]

@@ -1,4 +1,4 @@
-"""The names that a function's code looks up as it runs, read from its instructions."""
+"""Reads the names that a function's code looks up, from its bytecode."""
 
 import dis
 import importlib.util

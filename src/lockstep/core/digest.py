@@ -1,4 +1,4 @@
-"""Digests: sha256 of the state's bytes. Equal digests, equal bits."""
+"""Digests: sha256 of the state's bytes. Equal digests mean equal bits."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,60 +9,61 @@ import numpy as np
 from lockstep.errors import DivergedError
 
 
-def of_arrays(state: Mapping[str, Any]) -> dict[str, str]:
-    """The digest of every array of a state: its type, its shape and its bytes."""
-    return {name: _of_array(*array) for name, array in state.items()}
+def hash_arrays(state: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the digest of every array of a state: of its type, shape and bytes."""
+    return {name: _hash_array(*array) for name, array in state.items()}
 
 
-def of_copies(copies: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
-    """The digests of several copies of a state; only what differs from the first is hashed again."""
+def hash_copies(copies: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
+    """Yields the digests of several copies of a state; only arrays that differ from the first copy are hashed again."""
     rest = iter(copies)
     first = next(rest)
-    known = of_arrays(first)
-    yield known
+    digests = hash_arrays(first)
+    yield digests
     for copy in rest:
         yield {
-            name: known[name] if _same(array, first.get(name)) else _of_array(*array) for name, array in copy.items()
+            name: digests[name] if _is_equal(array, first.get(name)) else _hash_array(*array)
+            for name, array in copy.items()
         }
 
 
-def _of_array(data: Any, dtype: str) -> str:
+def _hash_array(data: Any, dtype: str) -> str:
     digest = hashlib.sha256(f"{dtype}{data.shape}".encode())
-    digest.update(_raw(data).data)
+    digest.update(_view_bytes(data).data)
     return digest.hexdigest()
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two arrays of a state have the same type, shape and bytes."""
+def _is_equal(one: Any, other: Any) -> bool:
+    """Returns whether two arrays of a state have the same type, shape and bytes."""
     if one is other:
         return True
     if other is None or (one.dtype, one.data.shape) != (other.dtype, other.data.shape):
         return False
-    return bool(np.array_equal(_raw(one.data), _raw(other.data)))
+    return bool(np.array_equal(_view_bytes(one.data), _view_bytes(other.data)))
 
 
-def _raw(data: Any) -> Any:
+def _view_bytes(data: Any) -> Any:
     return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
 
 
-def of_state(digests: Mapping[str, str], step: int) -> str:
-    """The digest of a whole state out of those of its arrays.
+def hash_state(digests: Mapping[str, str], step: int) -> str:
+    """Returns the digest of a whole state from those of its arrays.
 
-    >>> of_state({"a": "1", "b": "2"}, step=3) == of_state({"b": "2", "a": "1"}, step=3)
+    >>> hash_state({"a": "1", "b": "2"}, step=3) == hash_state({"b": "2", "a": "1"}, step=3)
     True
     """
     text = "\n".join([f"step {step}", *(f"{name} {digests[name]}" for name in sorted(digests))])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def agreed(everyone: Mapping[int, dict[str, str]], devices: Sequence[str], step: int) -> dict[str, str]:
-    """The digests that every replica has; raises where one differs."""
-    first = everyone[0]
-    for replica, digests in everyone.items():
+def check_equal(by_replica: Mapping[int, dict[str, str]], devices: Sequence[str], step: int) -> dict[str, str]:
+    """Returns the digests if all replicas have the same; raises DivergedError otherwise."""
+    first = by_replica[0]
+    for replica, digests in by_replica.items():
         for name in sorted(first.keys() | digests.keys()):
             if digests.get(name) != first.get(name):
                 raise DivergedError(
-                    f"Every replica holds the same bits. {name!r} on {devices[replica]} differs from "
-                    f"{devices[0]} after step {step}. Report this, with the model."
+                    f"The replicas have different bits: {name!r} on {devices[replica]} differs from "
+                    f"{devices[0]} after step {step}. Please report this, with the model."
                 )
     return first

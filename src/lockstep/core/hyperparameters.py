@@ -1,8 +1,8 @@
-"""Hyperparameters: whether those of a checkpoint fit an optimizer, by name and by kind.
+"""Checks whether the hyperparameters of a checkpoint fit an optimizer, by name and by type.
 
-A checkpoint's checksum protects against damage, not against whoever wrote the file.
-A string in the place of a learning rate would be found out by the next step, when
-the state has been replaced already. So all of them are checked before any is set.
+A checkpoint's checksum protects against damage, not against whoever wrote the file. A string in place of a learning
+rate would raise only in the next step, when the state has been replaced already. So all of them are checked before any
+is set.
 """
 
 import math
@@ -13,13 +13,13 @@ from typing import Any
 from lockstep.core.arguments import is_number, show
 from lockstep.errors import OptimizerError, StateError
 
-PARAMETERS = "params"  # what a group holds beside its hyperparameters
+PARAMETERS = "params"  # the key of a group's parameters, beside its hyperparameters
 
 
 def check_groups(saved: Sequence[Any], own: Sequence[Mapping[str, Any]], may_add: bool) -> None:
-    """Raises `StateError` if a saved group has a name or a value that the optimizer's group cannot have.
+    """Raises `StateError` if a saved group has a name or a value that does not fit the optimizer's group.
 
-    With `may_add` a group may have names that the optimizer's own lacks, as PyTorch's schedulers write them.
+    With `may_add` a saved group may have additional names, because PyTorch's schedulers add some.
 
     >>> check_groups([{"lr": 0.1, "betas": (0.9, 0.99)}], [{"lr": 1, "betas": (0.8, 0.9)}], may_add=False)
     >>> check_groups([{"lr": "0.1"}], [{"lr": 1.0}], may_add=False)
@@ -30,7 +30,7 @@ lr=1.0. Use another checkpoint, or an optimizer with the values it was saved wit
     for index, (group, there) in enumerate(zip(saved, own, strict=True)):
         if not isinstance(group, Mapping) or not all(isinstance(name, str) for name in group):
             raise StateError(
-                f"The checkpoint does not fit this optimizer. Group {index} has no hyperparameters by name: "
+                f"The checkpoint does not fit this optimizer: group {index} has no hyperparameters by name, but "
                 f"{group!r:.100}. Use another checkpoint."
             )
         for name, value in group.items():
@@ -51,17 +51,17 @@ def check_rates(rates: Any, count: int) -> None:
     """Raises `OptimizerError` if these are not `count` learning rates."""
     if not isinstance(rates, Sequence) or not all(is_number(rate) and math.isfinite(rate) for rate in rates):
         raise OptimizerError(
-            f"learning_rates is a tuple of finite numbers, one for each group of parameters. Got {show(rates)}. "
+            f"learning_rates={show(rates)} is not a tuple of finite numbers, one for each group of parameters. "
             f"Use trainer.learning_rates = {(0.1,) * count}."
         )
     if len(rates) != count:
         raise OptimizerError(
-            f"Every group of parameters has one learning rate. Got {len(rates)} rates for {count} groups. Give {count}."
+            f"learning_rates has {len(rates)} rates for {count} groups of parameters. Give one rate for each group."
         )
 
 
 def is_same_kind(value: Any, own: Any) -> bool:
-    """Whether one plain value can stand in the place of another; what is None may be any scalar.
+    """Returns whether one plain value can replace another; None and a scalar can replace each other.
 
     >>> is_same_kind(1, 0.5), is_same_kind(None, True), is_same_kind("x", 0.5), is_same_kind((1, "x"), (1, 2))
     (True, True, False, False)
@@ -78,7 +78,7 @@ def is_same_kind(value: Any, own: Any) -> bool:
 def _fits(name: str, value: Any, own: Any) -> bool:
     if name == "lr":
         return is_number(value) and math.isfinite(value)
-    return is_same_kind(value, own) and not (value is None and is_number(own))  # a number that is computed with
+    return is_same_kind(value, own) and not (value is None and is_number(own))  # it computes with it
 
 
 def _is_scalar(value: Any) -> bool:

@@ -1,8 +1,8 @@
-"""The layout: where each array lies in the flat vectors of a leaf.
+"""The layout: where each array is in the flat vectors of a partial sum.
 
-A leaf is one vector per accumulation type. Every array starts at a multiple of
-512 bytes, because kernels choose their path by alignment and with it their bits.
-The layout follows from the model alone, never from the number of devices.
+A partial sum is one vector per accumulation type. Every array starts at a multiple of 512 bytes, because kernels choose
+their code path by alignment, and different paths can give different bits. The layout depends on the model only, never
+on the number of devices.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ ALIGNMENT = 512
 
 @dataclass(frozen=True)
 class Field:
-    """One array of a leaf: `size` elements of the vector `dtype`, from element `offset` on."""
+    """One array of a partial sum: `size` elements of the vector `dtype`, from element `offset` on."""
 
     name: str
     dtype: str
@@ -32,9 +32,9 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """The arrays of a leaf in vectors: first the gradients, which one division scales, then the rest.
+    """The arrays of a partial sum: first the gradients, which one division scales, then the rest.
 
-    >>> layout = Layout.of(gradients=[("w", "float32", (3,))], others=[("mean", "float32", (2,))])
+    >>> layout = Layout.build(gradients=[("w", "float32", (3,))], others=[("mean", "float32", (2,))])
     >>> [(field.name, field.offset) for field in layout.fields], layout.lengths, layout.divided
     ([('w', 0), ('mean', 128)], {'float32': 256}, {'float32': 128})
     """
@@ -44,30 +44,30 @@ class Layout:
     divided: Mapping[str, int]
 
     @classmethod
-    def of(
+    def build(
         cls,
         gradients: Iterable[tuple[str, str, tuple[int, ...]]],
         others: Iterable[tuple[str, str, tuple[int, ...]]],
     ) -> "Layout":
-        """Lays out (name, dtype, shape) after (name, dtype, shape)."""
+        """Lays out arrays, given as (name, dtype, shape), one after another."""
         fields: list[Field] = []
         lengths: dict[str, int] = {}
 
-        def place(arrays: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
+        def append(arrays: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
             for name, dtype, shape in arrays:
                 start = lengths.setdefault(dtype, 0)
                 fields.append(Field(name, dtype, shape, start))
                 step = ALIGNMENT // np.dtype(dtype).itemsize
                 lengths[dtype] = start + -(-max(prod(shape), 1) // step) * step
 
-        place(gradients)
+        append(gradients)
         divided = dict(lengths)
-        place(others)
+        append(others)
         return cls(tuple(fields), lengths, divided)
 
     @cached_property
     def starts(self) -> Mapping[str, int]:
-        """The byte at which each vector starts in a block that holds them all."""
+        """The byte at which each vector starts in a buffer of all vectors."""
         result = {}
         start = 0
         for dtype, length in self.lengths.items():
@@ -77,13 +77,13 @@ class Layout:
 
     @cached_property
     def nbytes(self) -> int:
-        """The size of a block that holds every vector."""
+        """The size of a buffer of all vectors."""
         return sum(length * np.dtype(dtype).itemsize for dtype, length in self.lengths.items())
 
     def slices(self, count: int) -> list[dict[str, tuple[int, int]]]:
-        """Every vector cut into `count` contiguous ranges of whole 512-byte lines, all but the last ones of one size.
+        """Splits every vector into `count` ranges of multiples of 512 bytes, all of one size except the last ones.
 
-        >>> Layout.of([("w", "float32", (300,))], []).slices(2)
+        >>> Layout.build([("w", "float32", (300,))], []).slices(2)
         [{'float32': (0, 256)}, {'float32': (256, 384)}]
         """
         result: list[dict[str, tuple[int, int]]] = [{} for _ in range(count)]

@@ -18,11 +18,11 @@ WIDE = {
     "complex64": "complex64",
     "complex128": "complex128",
 }
-"""The type in which numbers of a floating type are computed."""
+"""The type in which numpy computes with numbers of each floating type."""
 
 
 def is_float(dtype: str) -> bool:
-    """Whether arrays of this type hold numbers that can be averaged.
+    """Returns whether this is a floating or complex type.
 
     >>> is_float("bfloat16"), is_float("float64"), is_float("int64")
     (True, True, False)

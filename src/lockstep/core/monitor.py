@@ -1,7 +1,7 @@
-"""The monitor: which of two values of a metric is the better one.
+"""The monitor of a metric: which of two values is the better one.
 
-Whether less is better can be told from most names. Where it cannot, the script
-says so; a guess would end a run at its worst epoch.
+For most names it is known whether a lower value is better. For others the script must say so, because a wrong guess
+would stop a run at its worst epoch.
 """
 
 import difflib
@@ -14,31 +14,31 @@ from lockstep.core.arguments import is_number, show
 from lockstep.errors import ModelError
 
 # fmt: off
-LESS = frozenset({
+LOWER_IS_BETTER = frozenset({
     "loss", "error", "err", "mse", "rmse", "msle", "mae", "mape", "nll", "bce", "crossentropy", "perplexity", "ppl",
     "divergence", "kl", "distance", "deviation", "hinge", "regret", "fid", "wer", "cer", "brier",
 })
-"""Words of metrics of which less is better."""
+"""Words in the names of metrics whose lower values are better."""
 
-MORE = frozenset({
+HIGHER_IS_BETTER = frozenset({
     "acc", "accuracy", "auc", "auroc", "auprc", "roc", "top", "f1", "fbeta", "precision", "recall", "sensitivity",
     "specificity", "score", "iou", "dice", "jaccard", "correlation", "kappa", "mcc", "r2", "bleu", "rouge", "psnr",
     "ssim", "ndcg", "mrr", "reward",
 })
-"""Words of metrics of which more is better."""
+"""Words in the names of metrics whose higher values are better."""
 # fmt: on
 
 
 @dataclass(frozen=True)
 class Monitor:
-    """A metric by name, and what counts as an improvement of it: one of more than `min_delta`.
+    """A metric by name, with the rule for an improvement: by more than `min_delta`.
 
-    With `mode="auto"` the name tells whether less ("min") or more ("max") is better.
+    With `mode="auto"` the mode, "min" or "max", follows from the name.
 
     >>> Monitor("val_loss").mode, Monitor("val_top5_accuracy").mode, Monitor("speed", mode="max").mode
     ('min', 'max', 'max')
     >>> monitor = Monitor("val_accuracy", min_delta=0.01)
-    >>> monitor.better(0.92, than=0.90), monitor.better(0.905, than=0.90), monitor.better(0.9, than=None)
+    >>> monitor.is_better(0.92, than=0.90), monitor.is_better(0.905, than=0.90), monitor.is_better(0.9, than=None)
     (True, False, True)
     """
 
@@ -48,19 +48,19 @@ class Monitor:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise ModelError(f"A monitored metric has a name. Got {show(self.name)}. Use for example 'val_loss'.")
+            raise ModelError(f"monitor={show(self.name)} is not the name of a metric. Use for example 'val_loss'.")
         if not isinstance(self.mode, str) or self.mode not in ("auto", "min", "max"):
-            raise ModelError(f"A monitor's mode is 'auto', 'min' or 'max'. Got {self.mode!r}. Use one of these.")
+            raise ModelError(f"mode={self.mode!r} is not supported. Use 'auto', 'min' or 'max'.")
         if not is_number(self.min_delta) or not 0 <= self.min_delta < math.inf:
             raise ModelError(
-                f"min_delta is the least improvement that counts, 0 or more. Got {show(self.min_delta)}. Use "
+                f"min_delta={show(self.min_delta)} is not a number from 0 on, the least improvement that counts. Use "
                 "min_delta=0."
             )
         if self.mode == "auto":
-            object.__setattr__(self, "mode", _mode(self.name))
+            object.__setattr__(self, "mode", _infer_mode(self.name))
 
     def value(self, logs: Mapping[str, float], validated: bool = True) -> float | None:
-        """The metric's value in `logs`; None for a metric of the validation after an epoch that was not validated.
+        """Returns the metric's value in `logs`; None for a validation metric if the epoch was not validated.
 
         >>> Monitor("loss").value({"loss": 0.5}), Monitor("val_loss").value({"loss": 0.5}, validated=False)
         (0.5, None)
@@ -71,18 +71,18 @@ class Monitor:
             near = difflib.get_close_matches(self.name, logs, n=1)
             hint = f" Use {near[0]!r}." if near else " Use one of these."
             if self.name.startswith("val_") and not any(name.startswith("val_") for name in logs):
-                hint = " Give fit validation_data=."
+                hint = " Call fit with validation_data=."
             raise ModelError(
-                f"A monitored metric is measured every epoch. Got {self.name!r}; "
-                f"there is {', '.join(map(repr, logs)) or 'none'}.{hint}"
+                f"The monitored metric {self.name!r} is not measured; "
+                f"the metrics are {', '.join(map(repr, logs)) or 'none'}.{hint}"
             )
         return float(logs[self.name])
 
-    def better(self, value: float, than: float | None) -> bool:
-        """Whether `value` improves on `than`, or on nothing at all; NaN never does.
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Returns whether `value` improves on `than`; any number improves on None, NaN never does.
 
         >>> monitor = Monitor("loss")
-        >>> monitor.better(0.4, than=0.5), monitor.better(0.5, than=0.5), monitor.better(math.nan, than=None)
+        >>> monitor.is_better(0.4, than=0.5), monitor.is_better(0.5, than=0.5), monitor.is_better(math.nan, than=None)
         (True, False, False)
         """
         sign = 1.0 if self.mode == "max" else -1.0
@@ -90,21 +90,23 @@ class Monitor:
         return sign * value > least + self.min_delta
 
 
-def _mode(name: str) -> str:
-    """What the words of a name say; the last one counts most: a top-1 error is an error."""
-    words = _words(name)
-    less, more = not LESS.isdisjoint(words), not MORE.isdisjoint(words)
-    if words[-1] in LESS or (less and not more):
+def _infer_mode(name: str) -> str:
+    """Returns the mode that a name implies. The last word takes precedence, because a top-1 error is an error."""
+    words = _split_words(name)
+    is_lower, is_higher = not LOWER_IS_BETTER.isdisjoint(words), not HIGHER_IS_BETTER.isdisjoint(words)
+    if words[-1] in LOWER_IS_BETTER or (is_lower and not is_higher):
         return "min"
-    if more and not less:
+    if is_higher and not is_lower:
         return "max"
     raise ModelError(
-        f"A monitor knows whether less or more is better. The name {name!r} does not tell. "
-        "Use mode='min' or mode='max'."
+        f"It is not known whether lower or higher values of {name!r} are better. Use mode='min' or mode='max'."
     )
 
 
-def _words(name: str) -> list[str]:
-    """The words of `val_top5_accuracy` or `MeanSquaredError`, numbers behind them left out."""
-    apart = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name).lower().replace("cross_entropy", "crossentropy")
-    return [word if word in LESS | MORE else word.rstrip("0123456789") for word in re.split(r"[\W_]+", apart)]
+def _split_words(name: str) -> list[str]:
+    """Returns the words of `val_top5_accuracy` or `MeanSquaredError`, without digits at their ends."""
+    separated = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name).lower().replace("cross_entropy", "crossentropy")
+    return [
+        word if word in LOWER_IS_BETTER | HIGHER_IS_BETTER else word.rstrip("0123456789")
+        for word in re.split(r"[\W_]+", separated)
+    ]

@@ -1,9 +1,8 @@
-"""The state of an arbitrary object as plain values and arrays, and back into a fresh copy of it.
+"""The state of an arbitrary object as plain values and arrays, and loading it into a new copy of the object.
 
-It walks the attributes: numbers, strings, arrays, containers and objects within are
-saved; functions, and what equals its counterpart in a fresh copy, are code or
-configuration and stay the copy's own. Anything else is refused when it is saved.
-No pickle: loading runs nothing of the file's and makes no object of a class it names.
+All attributes are followed. Numbers, strings, arrays, containers and objects in them are saved. Functions, and values
+that are equal in a new copy, are code or configuration: the copy keeps its own. Anything else is refused when it is
+saved. No pickle is used: loading runs no code from the file and creates no object of a class that the file names.
 """
 
 import inspect
@@ -24,11 +23,11 @@ _MISSING = object()
 
 
 class _Simple:
-    """An object of a class like this one holds nothing beside its `__dict__`."""
+    """A class whose objects have no state beside their `__dict__`; used to compare sizes."""
 
 
 def save(value: Any, fresh: Any, to_numpy: Callable[[Any], Any], name: str) -> Any:
-    """The state of `value` as a nest of plain values, given a copy `fresh` that was never updated.
+    """Returns the state of `value` as a pytree of plain values; `fresh` is a copy that was never updated.
 
     `to_numpy` turns the framework's arrays into numpy; `name` names the object in errors.
 
@@ -44,10 +43,10 @@ def save(value: Any, fresh: Any, to_numpy: Callable[[Any], Any], name: str) -> A
     return _Saving(to_numpy).save(value, fresh, name)
 
 
-def load(fresh: Any, nest: Any, to_array: Callable[[Any], Any], name: str) -> None:
-    """Fills a copy that was never updated with a saved state; `to_array` makes the framework's arrays of numpy's."""
+def load(fresh: Any, state: Any, to_array: Callable[[Any], Any], name: str) -> None:
+    """Loads a saved state into a copy that was never updated; `to_array` converts numpy arrays to the framework's."""
     try:
-        _Loading(to_array).load(nest, fresh)
+        _Loading(to_array).load(state, fresh)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise StateError(
             f"The checkpoint does not fit the metric object {name!r}: {error}. Use the object it was saved with."
@@ -55,21 +54,21 @@ def load(fresh: Any, nest: Any, to_array: Callable[[Any], Any], name: str) -> No
 
 
 class _Saving:
-    """One walk over an object; what is met a second time is saved as a reference to the first."""
+    """Saves one object. A value that occurs a second time is saved as a reference to the first."""
 
     def __init__(self, to_numpy: Callable[[Any], Any]) -> None:
         self._to_numpy = to_numpy
-        self._met: dict[int, tuple[int, Any]] = {}  # of an id: its number, and what it is, so that no id comes twice
+        self._seen: dict[int, tuple[int, Any]] = {}  # by id: the number, and the value, so that its id is not reused
 
     def save(self, value: Any, fresh: Any, where: str) -> Any:
         if type(value) in _PLAIN:
             return value
-        if id(value) in self._met:
-            return {"same": self._met[id(value)][0]}
+        if id(value) in self._seen:
+            return {"same": self._seen[id(value)][0]}
         if value is fresh or isinstance(value, _CODE):
             return self._keep(value, fresh, where)
-        number = len(self._met)
-        self._met[id(value)] = number, value
+        number = len(self._seen)
+        self._seen[id(value)] = number, value
         kind, content = self._content(value, fresh, where)
         return {"kind": kind, "number": number, "content": content}
 
@@ -102,52 +101,56 @@ class _Saving:
         return ("scalar" if isinstance(value, np.generic) else kind), array
 
     def _keep(self, value: Any, fresh: Any, where: str) -> Any:
-        """What a fresh copy has as well."""
+        """Returns a mark for a value that a new copy has as well."""
         if not (value is fresh or (type(value) is type(fresh) and (isinstance(value, _CODE) or value == fresh))):
             _refuse(value, where)
         return {"keep": True}
 
 
 class _Loading:
-    """The way back."""
+    """Loads one object."""
 
     def __init__(self, to_array: Callable[[Any], Any]) -> None:
         self._to_array = to_array
-        self._made: dict[int, Any] = {}
+        self._loaded: dict[int, Any] = {}
 
-    def load(self, nest: Any, fresh: Any) -> Any:
-        if type(nest) in _PLAIN:
-            return nest
-        if "same" in nest:
-            return self._made[nest["same"]]
-        if "keep" in nest or nest["kind"] == "keep":
+    def load(self, state: Any, fresh: Any) -> Any:
+        if type(state) in _PLAIN:
+            return state
+        if "same" in state:
+            return self._loaded[state["same"]]
+        if "keep" in state or state["kind"] == "keep":
             if fresh is _MISSING:
                 raise ValueError("an attribute is missing")
-            self._made[nest.get("number", -1)] = fresh
+            self._loaded[state.get("number", -1)] = fresh
             return fresh
-        kind, number, content = nest["kind"], nest["number"], nest["content"]
+        kind, number, content = state["kind"], state["number"], state["content"]
         if kind in ("dict", "object"):
-            return self._filled(kind, number, content, fresh)
+            return self._fill(kind, number, content, fresh)
         if kind in _CONTAINERS:
             others = [*(fresh if isinstance(fresh, list | tuple) else []), *[_MISSING] * len(content)]
-            made: list[Any] = []
-            self._made[number] = made
-            made += [self.load(item, other) for item, other in zip(content, others, strict=False)]
-            self._made[number] = made if kind == "list" else _CONTAINERS[kind](made)
+            items: list[Any] = []
+            self._loaded[number] = items
+            items += [self.load(item, other) for item, other in zip(content, others, strict=False)]
+            self._loaded[number] = items if kind == "list" else _CONTAINERS[kind](items)
         else:
-            made_by: dict[str, Callable[[Any], Any]] = {"numpy": np.array, "array": self._to_array, "scalar": _scalar}
-            self._made[number] = made_by[kind](content)
-        return self._made[number]
+            converters: dict[str, Callable[[Any], Any]] = {
+                "numpy": np.array,
+                "array": self._to_array,
+                "scalar": _scalar,
+            }
+            self._loaded[number] = converters[kind](content)
+        return self._loaded[number]
 
-    def _filled(self, kind: str, number: int, pairs: list[Any], fresh: Any) -> Any:
-        """An object or a dict of the copy's own, in place: it may be of a class of its own."""
-        made = fresh if kind == "object" or isinstance(fresh, dict) else {}
-        target: dict[Any, Any] = vars(made) if kind == "object" else made
-        self._made[number] = made
+    def _fill(self, kind: str, number: int, pairs: list[Any], fresh: Any) -> Any:
+        """Fills an object or dict of the copy in place, because it may be of a class that cannot be created here."""
+        filled = fresh if kind == "object" or isinstance(fresh, dict) else {}
+        target: dict[Any, Any] = vars(filled) if kind == "object" else filled
+        self._loaded[number] = filled
         values = {key: self.load(each, target.get(key, _MISSING)) for key, each in pairs}
         target.clear()
         target.update(values)
-        return made
+        return filled
 
 
 def _scalar(array: Any) -> Any:
@@ -160,12 +163,12 @@ def _dtype_name(array: Any) -> str:
 
 
 def _is_simple(value: Any) -> bool:
-    """Whether all of the object lies in its `__dict__`: no slots, no memory of a C type."""
+    """Returns whether the object's whole state is in its `__dict__`: no slots, no memory of a C type."""
     return hasattr(value, "__dict__") and type(value).__basicsize__ <= _Simple.__basicsize__
 
 
 def _refuse(value: Any, where: str) -> NoReturn:
     raise StateError(
-        "A checkpoint holds a metric object's numbers, strings, arrays and containers of them. "
-        f"Got a {type(value).__name__} at {where}. Keep arrays instead, or train without a checkpoint."
+        f"The metric object has a {type(value).__name__} at {where}, which a checkpoint cannot store. "
+        "Use numbers, strings, arrays and containers of them, or train without a checkpoint."
     )

@@ -1,4 +1,4 @@
-"""Options: how a step is computed, as one object that checks itself."""
+"""Options: how a step is computed."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ PRECISIONS = (None, "bf16", "fp16")
 
 @dataclass(frozen=True)
 class Options:
-    """What changes how the step is computed rather than what.
+    """Options of the computation of a step, validated.
 
     >>> Options(precision="bf16", clip_norm=1.0)
     Options(precision='bf16', clip_norm=1.0, exact=True)
@@ -21,9 +21,11 @@ class Options:
     exact: bool = True
 
     def __post_init__(self) -> None:
-        """Refuses values that mean nothing."""
+        """Raises PlanError for invalid values."""
         if not isinstance(self.precision, str | None) or self.precision not in PRECISIONS:
-            raise PlanError(f"precision is None, 'bf16' or 'fp16'. Got {show(self.precision)}. Use one of these.")
+            raise PlanError(f"precision={show(self.precision)} is not supported. Use None, 'bf16' or 'fp16'.")
         if self.clip_norm is not None and not (is_number(self.clip_norm) and self.clip_norm > 0):
-            raise PlanError(f"clip_norm is a number above 0. Got {show(self.clip_norm)}. Leave it out to clip nothing.")
+            raise PlanError(
+                f"clip_norm={show(self.clip_norm)} is not a number above 0. Leave it out to disable clipping."
+            )
         object.__setattr__(self, "exact", check_flag("exact", self.exact, PlanError))

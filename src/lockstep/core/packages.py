@@ -1,4 +1,4 @@
-"""Packages: whether a module was installed or is the script's own, and which version it has."""
+"""Whether a module is installed or the script's own, and a description of its version."""
 
 import functools
 import hashlib
@@ -22,7 +22,7 @@ def is_installed(module: str) -> bool:
     top = module.partition(".")[0]
     if top in ("__main__", "__mp_main__", ""):
         return False
-    return _is_standard(top) or top == "lockstep" or (_lies_in_packages(top) and _version(top) != "")
+    return _is_standard(top) or top == "lockstep" or (_is_in_packages(top) and _version(top) != "")
 
 
 def describe_package(module: str) -> str:
@@ -41,13 +41,13 @@ def describe_package(module: str) -> str:
 
 
 def _is_standard(top: str) -> bool:
-    """Whether it is the standard library's module; scripts have folders of the same names, such as `code`."""
+    """Returns whether this is a module of the standard library, not one of the script's with the same name."""
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     is_own = file.endswith(".py") and not Path(file).is_relative_to(Path(os.__file__).parent)
     return top in sys.stdlib_module_names and not is_own
 
 
-def _lies_in_packages(top: str) -> bool:
+def _is_in_packages(top: str) -> bool:
     module: Any = sys.modules.get(top)
     places = [getattr(module, "__file__", None) or "", *map(str, getattr(module, "__path__", ()))]
     return any(_FOLDERS & set(Path(place).parts) for place in places)

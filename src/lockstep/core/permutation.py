@@ -1,9 +1,8 @@
-"""Permutations: an order of n things, any part of which is found without the rest.
+"""Permutations of n numbers, any part of which can be computed without the rest.
 
-A few rounds of keyed multiplications, additions and shifts, each of which can be
-undone, shuffle the numbers below the next power of two; one that lands at n or
-above is shuffled again until it lands below ("cycle walking"). So position
-700,000,000 of an epoch is found in no time and nobody keeps a list.
+A few rounds of keyed multiplications, additions and shifts, each of which is invertible, shuffle the numbers below the
+next power of two; a result of n or more is shuffled again until it is below n ("cycle walking"). So position
+700,000,000 of an epoch is computed directly and no list is stored.
 """
 
 import functools
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 from lockstep.core import seeds
 
 _ROUNDS = 8  # with fewer, the orders of a handful of examples are not equally likely
-_CHUNK = 4096  # positions worked out at once: numpy's cost per call is spread over them
+_CHUNK = 4096  # positions computed at once, because numpy has a cost per call
 
 
 class Permutation:
-    """The numbers from 0 to `num_examples` - 1 in an order that `key` names.
+    """The numbers from 0 to `num_examples` - 1 in an order that depends on `key`.
 
     >>> Permutation(7, 5).at(np.arange(5))
     array([3, 0, 4, 2, 1])
@@ -33,41 +32,41 @@ class Permutation:
         self._mask = np.uint64(2**bits - 1)
         self._shift = np.uint64(max(1, (bits + 1) // 2))
         words = [seeds.derive("permutation", key, number) for number in range(2 * _ROUNDS)]
-        self._factors = [np.uint64(word | 1) & self._mask for word in words[::2]]  # odd, so it can be undone
+        self._factors = [np.uint64(word | 1) & self._mask for word in words[::2]]  # odd: invertible
         self._addends = [np.uint64(word) & self._mask for word in words[1::2]]
         self._chunk: tuple[int, NDArray[np.int64]] = -1, np.empty(0, np.int64)
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What stands at these positions."""
-        values = self._mixed(positions.astype(np.uint64))
+        """Returns the numbers at these positions."""
+        values = self._mix(positions.astype(np.uint64))
         above = np.flatnonzero(values >= self._num_examples)
         while len(above):
-            values[above] = self._mixed(values[above])
+            values[above] = self._mix(values[above])
             above = above[values[above] >= self._num_examples]
         return values.astype(np.int64)
 
     def between(self, start: int, stop: int) -> NDArray[np.int64]:
-        """What stands from position `start` up to `stop`; cheap when asked for piece by piece."""
+        """Returns the numbers from position `start` to `stop`; fast for consecutive calls."""
         parts = []
         while start < stop:
             number, offset = divmod(start, _CHUNK)
-            part = self._numbered(number)[offset : offset + stop - start]
+            part = self._get_chunk(number)[offset : offset + stop - start]
             parts.append(part)
             start += len(part)
-        return np.concatenate([np.empty(0, np.int64), *parts])  # a copy: frameworks warn of memory they may not write
+        return np.concatenate([np.empty(0, np.int64), *parts])  # a copy, because frameworks warn about read-only memory
 
-    def _numbered(self, number: int) -> NDArray[np.int64]:
-        """A chunk; the last one is kept. Threads may both work it out, and get the same."""
-        kept, chunk = self._chunk
-        if kept != number:
+    def _get_chunk(self, number: int) -> NDArray[np.int64]:
+        """Returns a chunk and stores it. No lock: two threads may both compute it, with the same result."""
+        stored, chunk = self._chunk
+        if stored != number:
             first = number * _CHUNK
             chunk = self.at(np.arange(first, min(first + _CHUNK, self._num_examples)))
             chunk.flags.writeable = False
             self._chunk = number, chunk
         return chunk
 
-    def _mixed(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The numbers below the next power of two, each somewhere else."""
+    def _mix(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Permutes the numbers below the next power of two."""
         for factor, addend in zip(self._factors, self._addends, strict=True):
             values = values * factor
             values += addend
@@ -78,7 +77,7 @@ class Permutation:
 
 @functools.lru_cache(maxsize=64)
 def order(seed: int, epoch: int, num_examples: int) -> Permutation:
-    """The order in which epoch `epoch` visits the examples.
+    """Returns the order in which epoch `epoch` visits the examples.
 
     >>> order(0, 1, 6).between(0, 6)
     array([5, 0, 4, 3, 2, 1])

@@ -1,60 +1,64 @@
-"""Convert the state of foreign objects to the plain values that a checkpoint can hold, and back.
+"""Conversion of a foreign object's state to plain values that a checkpoint can store, and back.
 
-A checkpoint holds numbers, strings, lists, tuples, dicts and arrays; it never holds a pickle. A framework's scheduler
-may also have a `Counter`, saved as a dict, or a function, which stays with the script. A data loader may have torch
-tensors, saved as arrays with a mark.
+A checkpoint stores numbers, strings, lists, tuples, dicts and arrays; no pickle is ever read. A scheduler's state may
+contain a `Counter`, which is stored as a dict, or a function, which is left out because the script defines it. A
+loader's state may contain a framework's arrays, which are stored as numpy arrays with a mark.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 
+from lockstep.core import framework_hooks
 from lockstep.errors import StateError
 
-PLAIN_TYPES = (bool, int, float, str, type(None))
-_TENSOR = "lockstep:tensor"
+PLAIN = (bool, int, float, str, type(None))
 
 
-def refuse_value(value: Any, where: str) -> NoReturn:
-    """Raise `StateError`: a checkpoint cannot hold this value."""
+def refuse(value: Any, where: str) -> NoReturn:
+    """Raises: a checkpoint cannot store this value."""
     raise StateError(
-        f"A checkpoint cannot hold the {type(value).__name__} at {where}, only numbers, strings, lists, tuples, dicts "
-        "and arrays. Use a number instead, or train without a checkpoint."
+        f"{where} is a {type(value).__name__}, which a checkpoint cannot store. Make it a number, a string, a numpy "
+        "array, or a list, tuple or dict of these; or train without a checkpoint."
     )
 
 
-def mark_tensor(value: Any, where: str) -> Any:
-    """Convert a torch tensor to an array with a mark, which `restore_tensors` converts back; refuse anything else."""
-    return {_TENSOR: value.detach().cpu().numpy().copy()} if hasattr(value, "detach") else refuse_value(value, where)
+def mark_array(value: Any, where: str) -> Any:
+    """Returns a framework's array as a numpy array with a mark, for `restore_arrays`; refuses anything else."""
+    for hooks in framework_hooks.list_imported():
+        if isinstance(value, hooks.ARRAY_TYPES):
+            return {hooks.ARRAY_MARK: hooks.to_numpy(value)}
+    return refuse(value, where)
 
 
-def to_plain(value: Any, where: str = "", convert: Callable[[Any, str], Any] = refuse_value) -> Any:
-    """Copy a value in plain types, without the functions in its dicts. `where` names the value in an error.
+def to_plain(value: Any, where: str = "", convert_other: Callable[[Any, str], Any] = refuse) -> Any:
+    """Returns a copy in plain types; functions in a dict are left out.
 
-    `convert` is called for a value that is not plain.
+    `where` names the value in an error. `convert_other` converts a value that is not plain.
 
     >>> from collections import Counter
     >>> to_plain({"milestones": Counter([3, 5]), "rates": [np.float64(0.5)], "function": print})
     {'milestones': {3: 1, 5: 1}, 'rates': [0.5]}
     """
-    if type(value) in PLAIN_TYPES:
+    if type(value) in PLAIN:
         return value
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, Mapping):
-        return {key: to_plain(item, f"{where}[{key!r}]", convert) for key, item in value.items() if not callable(item)}
+        return {
+            key: to_plain(item, f"{where}[{key!r}]", convert_other) for key, item in value.items() if not callable(item)
+        }
     if isinstance(value, list | tuple):
-        items = [to_plain(item, f"{where}[{index}]", convert) for index, item in enumerate(value)]
+        items = [to_plain(item, f"{where}[{index}]", convert_other) for index, item in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
-    return convert(value, where)
+    return convert_other(value, where)
 
 
 def restore_types(example: Any, value: Any) -> Any:
-    """Give the mappings of a plain value the types that they have in `example`, the present state.
+    """Returns a plain value with the container types of `example`.
 
     >>> from collections import Counter
     >>> restore_types({"milestones": Counter()}, {"milestones": {3: 1, 5: 1}})
@@ -64,16 +68,17 @@ def restore_types(example: Any, value: Any) -> Any:
         items = {key: restore_types(example.get(key), item) for key, item in value.items()}
         return items if type(example) is dict else type(example)(items)  # type: ignore[call-arg]
     if isinstance(example, list) and isinstance(value, list) and len(example) == len(value):
-        return [restore_types(old, item) for old, item in zip(example, value, strict=True)]
+        return [restore_types(*pair) for pair in zip(example, value, strict=True)]
     return value
 
 
-def restore_tensors(value: Any) -> Any:
-    """Convert the marked arrays in a plain value back to torch tensors."""
+def restore_arrays(value: Any) -> Any:
+    """Returns a plain value in which arrays with a mark are the framework's arrays again."""
     if isinstance(value, Mapping):
-        if _TENSOR in value:
-            return sys.modules["torch"].from_numpy(np.array(value[_TENSOR]))
-        return {key: restore_tensors(item) for key, item in value.items()}
+        for hooks in framework_hooks.list_imported():
+            if hooks.ARRAY_MARK in value:
+                return hooks.from_numpy(value[hooks.ARRAY_MARK])
+        return {key: restore_arrays(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(restore_tensors(item) for item in value)
+        return type(value)(restore_arrays(item) for item in value)
     return value

@@ -1,7 +1,7 @@
-"""The plan: how a batch is cut into shards and which replica computes which.
+"""The plan: how a batch is split into shards, and which replica computes which.
 
-The cut depends on the number of examples and of shards alone; who computes a
-shard changes only the time it takes.
+The split depends on the number of examples and of shards only; which replica computes a shard changes only the time
+it takes.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ MIN_DEFAULT_EXAMPLES = 64
 
 
 def default_shards(batch_size: int, num_devices: int, accelerated: bool = False) -> int:
-    """Return the number of shards that is used if none is given.
+    """Returns the number of shards that is used if none is given.
 
     On CPUs it depends on the batch size: the largest power of two up to 8 that leaves at least 64 examples
     per shard. Only if there are more devices than that is it the next power of two >= devices. On
@@ -35,7 +35,7 @@ def default_shards(batch_size: int, num_devices: int, accelerated: bool = False)
 
 
 def explain_default(batch_size: int, num_devices: int, accelerated: bool = False) -> str:
-    """Say what the default number of shards means for other numbers of devices; empty if it suits any up to 8.
+    """Describes what the default number of shards means for other numbers of devices; empty if it suits any up to 8.
 
     >>> explain_default(256, 2, accelerated=True)
     'same bits on 1 or 2 devices; shards=8 for 1 to 8'
@@ -58,7 +58,7 @@ def explain_default(batch_size: int, num_devices: int, accelerated: bool = False
 
 
 def next_power_of_two(number: int) -> int:
-    """Return the smallest power of two that is not below `number`.
+    """Returns the smallest power of two that is not below `number`.
 
     >>> [next_power_of_two(number) for number in (1, 2, 3, 9)]
     [1, 2, 4, 16]
@@ -67,12 +67,12 @@ def next_power_of_two(number: int) -> int:
 
 
 def default_threads(num_threads: int, num_shards: int) -> int:
-    """The threads per shard on a CPU when none are given; never a matter of the number of devices."""
+    """Returns the default number of threads per shard on a CPU, which does not depend on the number of devices."""
     return max(1, num_threads // num_shards)
 
 
 def sizes(num_examples: int, num_shards: int) -> list[int]:
-    """The number of examples in each shard; sizes differ by at most one, larger ones first.
+    """Returns the number of examples in each shard; sizes differ by at most one, larger ones first.
 
     >>> sizes(61, 8), sizes(3, 4)
     ([8, 8, 8, 8, 8, 7, 7, 7], [1, 1, 1, 0])
@@ -82,7 +82,7 @@ def sizes(num_examples: int, num_shards: int) -> list[int]:
 
 
 def bounds(num_examples: int, num_shards: int) -> list[tuple[int, int]]:
-    """Where each shard starts and stops in the batch.
+    """Returns the start and stop of each shard in the batch.
 
     >>> bounds(5, 2)
     [(0, 3), (3, 5)]
@@ -107,18 +107,19 @@ class Plan:
     num_replicas: int
 
     def __post_init__(self) -> None:
-        """Refuses a plan that leaves a replica without work or names one that is not there."""
+        """Raises if a replica has no shard, or a shard's replica does not exist."""
         if self.num_replicas > len(self.owners):
             raise PlanError(
-                f"Every device needs a shard. Got devices={self.num_replicas}, shards={len(self.owners)}. "
+                f"devices={self.num_replicas} needs at least {self.num_replicas} shards, "
+                f"got shards={len(self.owners)}. "
                 f"Use shards={next_power_of_two(self.num_replicas)}, or devices={len(self.owners)}."
             )
         if not set(self.owners) <= set(range(self.num_replicas)):
-            raise PlanError(f"A shard's owner is a replica from 0 to {self.num_replicas - 1}. Got {self.owners}.")
+            raise PlanError(f"owners={self.owners} names a replica that is not from 0 to {self.num_replicas - 1}.")
 
     @classmethod
     def even(cls, num_shards: int, num_replicas: int) -> "Plan":
-        """Neighbouring shards together, as many on each replica as on the others, give or take one."""
+        """Assigns each replica a range of adjacent shards; their numbers differ by at most one."""
         counts = sizes(num_shards, num_replicas)
         return cls(tuple(replica for replica, count in enumerate(counts) for _ in range(count)), num_replicas)
 
@@ -128,5 +129,5 @@ class Plan:
         return len(self.owners)
 
     def shards_of(self, replicas: Sequence[int]) -> list[int]:
-        """The shards that these replicas compute, in order."""
+        """Returns the shards that these replicas compute, in order."""
         return [shard for shard, owner in enumerate(self.owners) if owner in replicas]

@@ -1,11 +1,11 @@
-"""Scores: what evaluating a Keras model gives."""
+"""Scores: the result of evaluating a Keras model."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 class Scores(list[float]):
-    """Keras's list of loss and metrics, which also answers by name.
+    """Keras's list of loss and metrics, with access by name as well.
 
     >>> scores = Scores({"loss": 0.5, "accuracy": 0.75})
     >>> loss, accuracy = scores
@@ -18,17 +18,17 @@ class Scores(list[float]):
         self.names = tuple(values)
 
     def keys(self) -> tuple[str, ...]:
-        """The names, in the order of the values."""
+        """Returns the names, in the order of the values."""
         return self.names
 
     def items(self) -> tuple[tuple[str, float], ...]:
-        """Each name with its value."""
+        """Returns each name with its value."""
         return tuple(zip(self.names, self, strict=True))
 
     def __getitem__(self, key: Any) -> Any:
-        """One value, by its name or its position; a slice of the list."""
+        """Returns a value by its name or position, or a slice of the list."""
         if not isinstance(key, str):
             return super().__getitem__(key)
         if key not in self.names:
-            raise KeyError(f"{key}; there are {', '.join(self.names)}")
+            raise KeyError(f"{key}; the names are {', '.join(self.names)}")
         return super().__getitem__(self.names.index(key))

@@ -1,15 +1,15 @@
-"""Seeds: every random draw is a pure function of where it stands in the run.
+"""Seeds: every random draw is a pure function of its place in the run.
 
-The seed of a shard follows from (run seed, step, shard) and that of an epoch's
-order from (run seed, epoch). No generator is carried along, so a run resumed at
-any step, on any number of devices, draws what it would have drawn.
+The seed of a shard depends on (run seed, step, shard), that of an epoch's order on (run seed, epoch). No state of a
+generator is carried over from step to step, so a run that is resumed at any step, on any number of devices, draws the
+same numbers as one without interruption.
 """
 
 import hashlib
 
 
 def derive(purpose: str, *numbers: int) -> int:
-    """A seed of 63 bits for `purpose` at the place that `numbers` name.
+    """Returns a seed of 63 bits for `purpose` and a place given by `numbers`.
 
     >>> derive("shard", 0, 1, 2) == derive("shard", 0, 1, 2), derive("shard", 0, 1, 2) == derive("shard", 0, 2, 1)
     (True, False)
@@ -19,5 +19,5 @@ def derive(purpose: str, *numbers: int) -> int:
 
 
 def shard(seed: int, step: int, index: int) -> int:
-    """The seed with which shard `index` of step `step` is computed."""
+    """Returns the seed with which shard `index` of step `step` is computed."""
     return derive("shard", seed, step, index)

@@ -1,25 +1,25 @@
-"""The breakdown: where the time of the steps went, replica by replica, and what limits the run.
+"""The time breakdown: how much of each replica's step is input, computation, exchange and update.
 
-A process takes down four times a step; that is all it costs. On an accelerator
-they are the host's times: what it waited for.
+A process reads the clock four times a step, which is the only cost. On an accelerator these are the times of the host,
+that is what it waited for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 PARTS = ("input", "compute", "exchange", "update")
-_NOTABLE = 0.1  # a share of the step worth a sentence
+_NOTABLE = 0.1  # a share of the step that is worth a sentence
 
 
-class Laps:
-    """Seconds by part, taken down one after the other.
+class Stopwatch:
+    """Adds up seconds by part of the step.
 
     >>> clock = iter([0.0, 0.5, 3.0])
-    >>> laps = Laps(lambda: next(clock))
-    >>> laps.start()
-    >>> laps.lap("input")
-    >>> laps.lap("compute")
-    >>> laps.take()
+    >>> stopwatch = Stopwatch(lambda: next(clock))
+    >>> stopwatch.start()
+    >>> stopwatch.lap("input")
+    >>> stopwatch.lap("compute")
+    >>> stopwatch.take()
     {'input': 0.5, 'compute': 2.5, 'exchange': 0.0, 'update': 0.0}
     """
 
@@ -29,17 +29,17 @@ class Laps:
         self._last = 0.0
 
     def start(self) -> None:
-        """The next lap begins now."""
+        """Starts measuring the next part."""
         self._last = self._clock()
 
     def lap(self, part: str) -> None:
-        """The time since the last call went to `part`."""
+        """Adds the time since the last call to `part`."""
         now = self._clock()
         self._seconds[part] += now - self._last
         self._last = now
 
     def take(self) -> dict[str, float]:
-        """The seconds so far; counting starts again."""
+        """Returns the seconds so far, and starts again from 0."""
         taken, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
         return taken
 
@@ -52,8 +52,8 @@ class Breakdown:
     >>> breakdown = Breakdown(("cpu:0",), parts, seconds=10.0, num_steps=100, num_examples=25_600)
     >>> breakdown.samples_per_second
     2560.0
-    >>> breakdown.sentence()
-    '62 % of the step waits for input: add .prefetch(2), or workers=2 where examples are made by Python code'
+    >>> breakdown.describe_limit()
+    '62 % of the step waits for input: add .prefetch(2), or workers=2 if Python code computes the examples'
     """
 
     devices: Sequence[str]
@@ -61,30 +61,30 @@ class Breakdown:
     seconds: float
     num_steps: int
     num_examples: int
-    has_callbacks: bool = False  # of the script's own, whose time is in the rest
+    has_callbacks: bool = False  # callbacks of the script, whose time is part of the rest
 
     @property
     def samples_per_second(self) -> float:
-        """Examples a second, over all devices."""
+        """Examples per second, over all devices."""
         return self.num_examples / self.seconds if self.seconds else 0.0
 
     def share(self, replica: int, part: str) -> float:
-        """The part's share of the time; `rest` is what no part accounts for: callbacks and bookkeeping."""
+        """Returns the part's share of the time; `rest` is the time of callbacks and bookkeeping."""
         if not self.seconds:
             return 0.0
         own = self.parts[replica]
         seconds = max(0.0, self.seconds - sum(own.values())) if part == "rest" else own[part]
         return seconds / self.seconds
 
-    def sentence(self) -> str:
-        """What limits the run, and what to do about it."""
+    def describe_limit(self) -> str:
+        """Returns a sentence that says what limits the run, and what to do about it."""
         replicas = range(len(self.parts))
         exchange = [self.share(replica, "exchange") for replica in replicas]
         slowest = min(replicas, key=lambda replica: exchange[replica])
         waiting = max(exchange) - exchange[slowest]
         limits = {
             max(self.share(replica, "input") for replica in replicas): (
-                "waits for input: add .prefetch(2), or workers=2 where examples are made by Python code"
+                "waits for input: add .prefetch(2), or workers=2 if Python code computes the examples"
             ),
             waiting: f"is spent waiting for {self.devices[slowest]}, the slowest: look what else runs there",
             min(exchange): "brings the gradients together: a larger batch, or fewer devices, would spend less on it",

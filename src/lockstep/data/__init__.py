@@ -1,4 +1,4 @@
-"""The input pipeline: where the batches of an epoch come from.
+"""The input pipeline.
 
 train = lockstep.data.arrays(x, y).shuffle(0).map(augment, random=True).batch(256).prefetch(2)
 trainer.fit(train, epochs=10)

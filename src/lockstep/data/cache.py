@@ -1,10 +1,9 @@
-"""A cache: examples that are worked out once, in memory or in a file.
+"""A cache: examples that are computed once, in memory or in a file.
 
-What it keeps of an example is epoch 0's answer, so what a run reads does not depend
-on when the cache was filled, or by whom. In memory this process and its workers share it.
-A file is built under another name by everyone who wants it, and gets its own once it
-is whole; who comes later goes on with what is there. One that is damaged, or was made
-from other data or by other code, is built anew.
+It stores the examples of epoch 0, so what a run reads does not depend on when or by which process the cache was filled.
+A cache in memory is shared by this process and its workers. A file is built under a temporary name by all processes
+that read it, each of which stores the examples that it computes, and is renamed once it is complete. A later run
+continues an incomplete one. A file that is damaged, or was computed from other data or code, is built again.
 """
 
 import contextlib
@@ -20,165 +19,170 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.core import batches, file_lock
-from lockstep.data.cache_table import Head, Table, form_of, read_head, write_head
+from lockstep.data.cache_table import CacheTable, Header, describe_structure, read_header, write_header
 from lockstep.errors import BatchError, PlatformError
-from lockstep.exchange.region import Region
+from lockstep.launch.shm import Region
 
 Indices = NDArray[np.int64]
 
 
 class Examples(NamedTuple):
-    """What lies below a cache, in epoch 0."""
+    """The examples below a cache, in epoch 0."""
 
     num: int
-    identity: str  # tells it from other data and other code
+    identity: str  # differs for other data and other code
     compute: Callable[[Indices], Any]
 
 
 class Cache:
-    """The place in a pipeline where examples are kept; pipelines that were built on it share it."""
+    """The cache step of a pipeline. All pipelines that are built on it share it."""
 
     def __init__(self, path: str | os.PathLike[str] | None, key: str | None = None) -> None:
-        self.key = key  # the script's own name for what lies below
+        self.key = key  # the script's own name for the data and code below
         self.path = None if path is None else Path(os.path.abspath(path))
         self._lock = threading.RLock()
         self._region: Region | None = None
-        self._table: Table | None = None
+        self._table: CacheTable | None = None
         self._identity = ""
         self._building = False
 
     def read(self, indices: Indices, examples: Examples) -> Any:
-        """These examples, of which only the missing ones are computed."""
+        """Returns these examples; computes only the missing ones."""
         with self._lock:
             if self._table is None or examples.identity != self._identity:
-                self._find(examples)
+                self._open_table(examples)
             table = self._table
-        missing = np.unique(indices) if table is None else table.missing(indices)
+        missing = np.unique(indices) if table is None else table.find_missing(indices)
         if len(missing):
-            fresh = examples.compute(missing)
+            computed = examples.compute(missing)
             with self._lock:
                 if self._table is None:
                     assert self._region is not None
-                    self._table = Table.begin(self._region, examples.num, examples.identity, fresh)
+                    self._table = CacheTable.create(self._region, examples.num, examples.identity, computed)
             table = self._table
-            table.put(missing, fresh)
-            self._finish(table)
+            table.put(missing, computed)
+            self._rename_if_complete(table)
         assert table is not None
         return table.get(indices)
 
-    def _find(self, examples: Examples) -> None:
-        """Opens what is there already, else a place to build."""
+    def _open_table(self, examples: Examples) -> None:
+        """Opens the table if there is one, otherwise the memory or file in which to build it."""
         if self.path is None:
-            region = self._region = self._region or _memory()
+            region = self._region = self._region or _create_memory()
         else:
             try:
                 if self.path.is_dir():
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-                region = self._region = self._opened(self.path, examples)
+                region = self._region = self._open_file(self.path, examples)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
                 raise BatchError(
-                    f"A cache is a file in a folder that can be written to. Got {self.path}: {error.strerror}. "
+                    f"The cache cannot be written to {self.path}: {error.strerror}. "
                     "Use another path, or .cache() to keep the examples in memory."
                 ) from error
         self._identity = examples.identity
-        found = Table.find(region, examples.num, examples.identity)
-        self._table = found[0] if found else None
+        opened = CacheTable.open(region, examples.num, examples.identity)
+        self._table = opened[0] if opened else None
         if self._table is not None:
-            self._finish(self._table)  # the last one who built it may not have come to that
+            self._rename_if_complete(self._table)  # its last builder may have been killed before it did so
 
-    def _opened(self, path: Path, examples: Examples) -> Region:
-        """The whole file where it is one of these examples, else the part that is being built."""
+    def _open_file(self, path: Path, examples: Examples) -> Region:
+        """Opens the complete file if it has these examples, otherwise the temporary one that is being built."""
         self._building = False
         while True:
             with contextlib.suppress(FileNotFoundError):
                 region = Region(os.open(path, os.O_RDONLY | os.O_CLOEXEC), writable=False)
-                if _is_whole(region, examples):
+                if _is_complete_and_equal(region, examples):
                     return region
                 region.close()
             path.parent.mkdir(parents=True, exist_ok=True)
-            region = Region(os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
-            joined = _join(region, examples)
-            if file_lock.has_path(
-                region.descriptor, self._part
-            ):  # else it was finished meanwhile, and has its own name now
-                if joined:
+            region = Region(os.open(self._temporary_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            is_joined = _join(region, examples)
+            # Otherwise another process completed and renamed it before the lock was taken: start again.
+            if file_lock.has_path(region.descriptor, self._temporary_path):
+                if is_joined:
                     self._building = True
                     return region
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._part)  # who still builds it keeps it, without its name
+                    os.unlink(self._temporary_path)  # processes that still build it keep it open, without a name
             region.close()
 
-    def _finish(self, table: Table) -> None:
-        """Gives a file that has become whole its own name. Two may do so at once, and write the same."""
-        if not self._building or not table.whole:
+    def _rename_if_complete(self, table: CacheTable) -> None:
+        """Renames a file that is complete. Two processes may do so at once, because they write the same bytes."""
+        if not self._building or not table.is_complete:
             return
         with self._lock:
             assert self.path is not None
             assert self._region is not None
-            table.seal(self._identity)
+            table.write_checksum(self._identity)
             os.fsync(self._region.descriptor)
-            if self._building and file_lock.has_path(self._region.descriptor, self._part):
+            if self._building and file_lock.has_path(self._region.descriptor, self._temporary_path):
                 with contextlib.suppress(FileNotFoundError):
-                    os.rename(self._part, self.path)
+                    os.rename(self._temporary_path, self.path)
             self._building = False
 
     @property
-    def _part(self) -> Path:
+    def _temporary_path(self) -> Path:
         assert self.path is not None
         return self.path.with_name(f"{self.path.name}.part")
 
     def __getstate__(self) -> dict[str, Any]:
-        """A file by its name; memory by who holds it."""
+        """Returns a file's path; for memory, the process and descriptor that hold it."""
         if self.path is None:
             with self._lock:
-                self._region = self._region or _memory()
-            return {"path": None, "key": None, "held": (os.getpid(), self._region.descriptor)}
-        return {"path": self.path, "key": self.key, "held": None}
+                self._region = self._region or _create_memory()
+            return {"path": None, "key": None, "memory": (os.getpid(), self._region.descriptor)}
+        return {"path": self.path, "key": self.key, "memory": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Cache.__init__(self, state["path"], state["key"])
-        self._region = None if state["held"] is None else Region.of_process(*state["held"])
+        self._region = None if state["memory"] is None else Region.open_from_process(*state["memory"])
 
 
-def _memory() -> Region:
+def _create_memory() -> Region:
     try:
         return Region.create("cache")
-    except PlatformError:  # one process needs no memfd
+    except PlatformError:  # without memfd there are no workers, and any memory that this process can map will do
         with tempfile.TemporaryFile() as file:
             return Region(os.dup(file.fileno()))
 
 
-def _is_whole(region: Region, examples: Examples) -> bool:
-    """Whether the file is whole and undamaged, and holds what is computed for a few examples now."""
-    found = Table.find(region, examples.num, examples.identity)
-    if found is None or found[1] is None or found[0].checksum() != found[1]:
+def _is_complete_and_equal(region: Region, examples: Examples) -> bool:
+    """Returns whether the file is complete and undamaged, and a few examples that are computed now are equal to it."""
+    opened = CacheTable.open(region, examples.num, examples.identity)
+    if opened is None or opened[1] is None or opened[0].compute_checksum() != opened[1]:
         return False
-    return _agrees(found[0], np.arange(examples.num), examples)
+    return _is_equal_to_samples(opened[0], np.arange(examples.num), examples)
 
 
 def _join(region: Region, examples: Examples) -> bool:
-    """Whether a part, new or old, is one of these examples; it is locked against those who would begin anew."""
+    """Returns whether a temporary file, new or old, is for these examples; takes a shared lock on it.
+
+    The first process that opens it has the exclusive lock for a moment and decides whether its rows can be used. The
+    shared lock then prevents a later process from deciding so again while others write.
+    """
     if file_lock.lock_exclusive(region.descriptor):
         if not region.nbytes:
-            write_head(region, Head(examples.num, examples.identity, None, None))
-        elif not _goes_on(region, examples):
+            write_header(region, Header(examples.num, examples.identity, None, None))
+        elif not _has_usable_rows(region, examples):
             return False
     file_lock.lock_shared(region.descriptor)
-    head = read_head(region)
-    return head is not None and (head.num_examples, head.identity) == (examples.num, examples.identity)
+    header = read_header(region)
+    return header is not None and (header.num_examples, header.identity) == (examples.num, examples.identity)
 
 
-def _goes_on(region: Region, examples: Examples) -> bool:
-    """Whether a part that was left holds rows of these examples."""
-    found = Table.find(region, examples.num, examples.identity)
-    if found is None:
+def _has_usable_rows(region: Region, examples: Examples) -> bool:
+    """Returns whether an abandoned temporary file has rows of these examples."""
+    opened = CacheTable.open(region, examples.num, examples.identity)
+    if opened is None:
         return False
-    there = found[0].marked()
-    return len(there) > 0 and _agrees(found[0], there, examples)
+    stored = opened[0].list_stored()
+    return len(stored) > 0 and _is_equal_to_samples(opened[0], stored, examples)
 
 
-def _agrees(table: Table, there: Indices, examples: Examples) -> bool:
-    """Whether a few of the rows that are there hold what is computed for them now."""
-    samples = np.unique(there[[0, len(there) // 2, -1]])
-    fresh = examples.compute(samples)
-    return form_of(fresh) == table.form and batches.fingerprint(fresh) == batches.fingerprint(table.get(samples))
+def _is_equal_to_samples(table: CacheTable, stored: Indices, examples: Examples) -> bool:
+    """Returns whether the first, middle and last stored example are equal to what is computed for them now."""
+    samples = np.unique(stored[[0, len(stored) // 2, -1]])
+    computed = examples.compute(samples)
+    return describe_structure(computed) == table.structure and batches.fingerprint(computed) == batches.fingerprint(
+        table.get(samples)
+    )

@@ -1,10 +1,10 @@
-"""A table: the examples of a cache, each in a row of one size, with a mark for each row that is there.
+"""The table of a cache: one row of fixed size per example, and a mark for each row that is stored.
 
-    [ head: what the columns are | marks: a number for each example | column | column ... ]
+    [ header: what the columns are | marks: one checksum per example | column | column ... ]
 
-The head tells the form of an example, so any process that opens the memory, or a
-later run that opens the file, knows what it holds. A mark is made of the row's bytes, and
-written after them: a row that a crash has torn is known by it.
+The header describes the structure of an example, so that a process that opens the memory, or a later run that opens the
+file, can read it. A mark is the checksum of its row and is written after the row, so a row that was being written when
+its process was killed does not match its mark.
 """
 
 import functools
@@ -19,169 +19,175 @@ from numpy.typing import NDArray
 from lockstep.core import batches
 from lockstep.data.inputs import Arrays
 from lockstep.errors import BatchError
-from lockstep.exchange.region import PAGE, Region
+from lockstep.launch.shm import PAGE, Region
 
 Indices = NDArray[np.int64]
-_HEAD = 4 * PAGE
+_HEADER_BYTES = 4 * PAGE
 _MAGIC = b"lockstep cache 2\n"
 
 
-class Table:
-    """Columns and marks over shared memory."""
+class CacheTable:
+    """Columns and marks in shared memory."""
 
-    def __init__(self, region: Region, num_examples: int, form: Any) -> None:
-        self.form = form
+    def __init__(self, region: Region, num_examples: int, structure: Any) -> None:
+        self.structure = structure
         self._num_examples = num_examples
         self._region = region
         self._columns: list[NDArray[Any]] = []
-        starts, self.nbytes = _layout(form, num_examples)
+        starts, self.nbytes = _compute_layout(structure, num_examples)
         self._memory = region.view(self.nbytes)
-        self._marks = np.frombuffer(self._memory, np.int64, num_examples, _HEAD)  # 0: not there
-        places = iter(starts)
-        self._nest = _built(form, lambda leaf: self._column(leaf, next(places)))
-        self._arrays = Arrays(self._nest)
+        self._marks = np.frombuffer(self._memory, np.int64, num_examples, _HEADER_BYTES)  # 0: not stored
+        offsets = iter(starts)
+        self._pytree = _build(structure, lambda leaf: self._create_column(leaf, next(offsets)))
+        self._arrays = Arrays(self._pytree)
 
     @classmethod
-    def begin(cls, region: Region, num_examples: int, identity: str, batch: Any) -> "Table":
-        """A table for examples like those of the batch. Others may begin the same one at the same time."""
-        table = cls(region, num_examples, form_of(batch))
-        write_head(region, Head(num_examples, identity, table.form, None))
+    def create(cls, region: Region, num_examples: int, identity: str, batch: Any) -> "CacheTable":
+        """Creates a table for examples like those of the batch. Several processes may create the same at once."""
+        table = cls(region, num_examples, describe_structure(batch))
+        write_header(region, Header(num_examples, identity, table.structure, None))
         return table
 
     @classmethod
-    def find(cls, region: Region, num_examples: int, identity: str) -> "tuple[Table, int | None] | None":
-        """The table of these examples in a region, and its checksum where it is whole; None where there is none."""
-        head = read_head(region)
-        if head is None or head.form is None or (head.num_examples, head.identity) != (num_examples, identity):
+    def open(cls, region: Region, num_examples: int, identity: str) -> "tuple[CacheTable, int | None] | None":
+        """Opens the table of these examples, with its checksum if it is complete; returns None if there is none."""
+        header = read_header(region)
+        if (
+            header is None
+            or header.structure is None
+            or (header.num_examples, header.identity) != (num_examples, identity)
+        ):
             return None
-        if _layout(head.form, num_examples)[1] != region.nbytes:
+        if _compute_layout(header.structure, num_examples)[1] != region.nbytes:
             return None
-        return cls(region, num_examples, head.form), head.checksum
+        return cls(region, num_examples, header.structure), header.checksum
 
-    def seal(self, identity: str) -> None:
-        """Writes down that it is whole."""
-        write_head(self._region, Head(self._num_examples, identity, self.form, self.checksum()))
+    def write_checksum(self, identity: str) -> None:
+        """Writes the checksum into the header, which marks the table as complete."""
+        write_header(self._region, Header(self._num_examples, identity, self.structure, self.compute_checksum()))
 
-    def missing(self, indices: Indices) -> Indices:
-        """Those of the examples that are not there yet, each once."""
+    def find_missing(self, indices: Indices) -> Indices:
+        """Returns the examples that are not stored yet, without duplicates."""
         result: Indices = np.unique(indices[self._marks[indices] == 0])
         return result
 
     def put(self, indices: Indices, batch: Any) -> None:
-        """Fills rows."""
-        form = form_of(batch)
-        if form != self.form:
+        """Stores examples."""
+        structure = describe_structure(batch)
+        if structure != self.structure:
             raise BatchError(
-                "The examples of a cache have one form. "
-                f"Got {batches.describe(self._nest)} and {batches.describe(batch)}, types included. "
-                "Make them alike with .map(...) before .cache, or leave .cache out."
+                "The examples of a cache must have equal types and shapes, but these differ: "
+                f"{batches.describe(self._pytree)} and {batches.describe(batch)}. "
+                "Make them equal with .map(...) before .cache, or leave .cache out."
             )
         values = [value for value in batches.leaves(batch) if batches.is_array(value)]
         for column, value in zip(self._columns, values, strict=True):
             column[indices] = value
-        self._marks[indices] = [_mark(values, place) for place in range(len(indices))]  # now others read them
+        # After the rows, because other processes read a row as soon as it has a mark.
+        self._marks[indices] = [_compute_mark(values, row) for row in range(len(indices))]
 
     def get(self, indices: Indices) -> Any:
-        """A fresh copy of these rows."""
+        """Returns a copy of these examples."""
         return self._arrays.gather(indices)
 
-    def marked(self) -> Indices:
-        """The examples that are there; one whose row has other bytes than its mark says is not, from now on."""
-        for place in np.flatnonzero(self._marks):
-            if self._marks[place] != _mark(self._columns, int(place)):
-                self._marks[place] = 0
+    def list_stored(self) -> Indices:
+        """Returns the stored examples, after removing the marks of rows that do not match them."""
+        for row in np.flatnonzero(self._marks):
+            if self._marks[row] != _compute_mark(self._columns, int(row)):
+                self._marks[row] = 0
         return np.flatnonzero(self._marks)
 
     @property
-    def whole(self) -> bool:
-        """Whether every row is there."""
+    def is_complete(self) -> bool:
+        """Whether every example is stored."""
         return bool(self._marks.all())
 
-    def checksum(self) -> int:
-        """A number for all marks and rows."""
-        return zlib.crc32(self._memory[_HEAD : self.nbytes])
+    def compute_checksum(self) -> int:
+        """Returns the checksum of all marks and rows."""
+        return zlib.crc32(self._memory[_HEADER_BYTES : self.nbytes])
 
-    def _column(self, leaf: list[Any], start: int) -> NDArray[Any]:
+    def _create_column(self, leaf: list[Any], start: int) -> NDArray[Any]:
         dtype, shape = leaf
         column = np.ndarray((self._num_examples, *shape), np.dtype(dtype), self._memory, start)
         self._columns.append(column)
         return column
 
 
-class Head(NamedTuple):
-    """What a table says of itself."""
+class Header(NamedTuple):
+    """The description of a table."""
 
     num_examples: int
     identity: str  # of the examples
-    form: Any  # None: it has no rows yet
-    checksum: int | None  # None: it is not whole
+    structure: Any  # None: no example has been computed yet
+    checksum: int | None  # None: it is not complete
 
 
-def read_head(region: Region) -> Head | None:
-    """What the table in a region says of itself; None where that is nothing."""
-    if region.nbytes < _HEAD:
+def read_header(region: Region) -> Header | None:
+    """Returns the header of the table in a region; None if there is no valid one."""
+    if region.nbytes < _HEADER_BYTES:
         return None
-    memory = region.view(_HEAD)
+    memory = region.view(_HEADER_BYTES)
     length, check = (int.from_bytes(memory[start : start + 4], "little") for start in (len(_MAGIC), len(_MAGIC) + 4))
     text = bytes(memory[len(_MAGIC) + 8 : len(_MAGIC) + 8 + length])
-    return Head(*json.loads(text)) if memory[: len(_MAGIC)] == _MAGIC and zlib.crc32(text) == check else None
+    return Header(*json.loads(text)) if memory[: len(_MAGIC)] == _MAGIC and zlib.crc32(text) == check else None
 
 
-def write_head(region: Region, head: Head) -> None:
-    """Writes what a table is."""
-    text = json.dumps(head).encode()
+def write_header(region: Region, header: Header) -> None:
+    """Writes the header of a table."""
+    text = json.dumps(header).encode()
     data = _MAGIC + len(text).to_bytes(4, "little") + zlib.crc32(text).to_bytes(4, "little") + text
-    if len(data) > _HEAD:
+    if len(data) > _HEADER_BYTES:
         raise BatchError(
-            "A cached example has at most some hundred arrays. Got more. Put them together with .map(...)."
+            f"A cached example has too many arrays: their description takes {len(data)} bytes of at most "
+            f"{_HEADER_BYTES}. Concatenate some with .map(...)."
         )
-    region.view(_HEAD)[: len(data)] = data
+    region.view(_HEADER_BYTES)[: len(data)] = data
 
 
-def form_of(batch: Any) -> Any:
-    """What JSON can say of an example: tuples, dicts, types and shapes."""
+def describe_structure(batch: Any) -> Any:
+    """Returns an example's tuples, dicts, types and shapes in a form that JSON can store."""
     if isinstance(batch, Mapping):
-        return {"dict": [[key, form_of(value)] for key, value in batch.items()]}
+        return {"dict": [[key, describe_structure(value)] for key, value in batch.items()]}
     if isinstance(batch, tuple):
-        return {"tuple": [form_of(value) for value in batch]}
+        return {"tuple": [describe_structure(value) for value in batch]}
     if batches.is_array(batch):
         return {"array": [batch.dtype.str, list(batch.shape[1:])]}
     if batch is None or isinstance(batch, bool | int | float | str):
         return {"value": batch}
     raise BatchError(
-        "A cache holds arrays of numbers, and tuples and dicts of them, for their rows have one size. "
-        f"Got {batches.describe(batch)}. Turn it into arrays with .map(...) before .cache."
+        f"A cache cannot store {batches.describe(batch)}, because its rows have a fixed size. "
+        "Convert it to arrays of numbers with .map(...) before .cache."
     )
 
 
-def _mark(columns: Sequence[NDArray[Any]], place: int) -> int:
-    """A number for a row's bytes, never 0."""
-    return 1 + functools.reduce(lambda number, column: zlib.crc32(column[place].tobytes(), number), columns, 0)
+def _compute_mark(columns: Sequence[NDArray[Any]], row: int) -> int:
+    """Returns a checksum of a row's bytes that is never 0."""
+    return 1 + functools.reduce(lambda number, column: zlib.crc32(column[row].tobytes(), number), columns, 0)
 
 
-def _built(form: Any, column: Any) -> Any:
-    """The nest of a form, with `column` of every array."""
-    ((kind, value),) = form.items()
+def _build(structure: Any, build_column: Any) -> Any:
+    """Returns a pytree of this structure, with the result of `build_column` for every array."""
+    ((kind, value),) = structure.items()
     if kind == "dict":
-        return {key: _built(part, column) for key, part in value}
+        return {key: _build(part, build_column) for key, part in value}
     if kind == "tuple":
-        return tuple(_built(part, column) for part in value)
-    return column(value) if kind == "array" else value
+        return tuple(_build(part, build_column) for part in value)
+    return build_column(value) if kind == "array" else value
 
 
-def _layout(form: Any, num_examples: int) -> tuple[list[int], int]:
-    """Where each column starts, and the size of everything."""
+def _compute_layout(structure: Any, num_examples: int) -> tuple[list[int], int]:
+    """Returns the offset of each column, and the total size."""
     starts = []
-    end = _up(_HEAD + 8 * num_examples)
+    end = _round_up(_HEADER_BYTES + 8 * num_examples)
 
-    def place(leaf: list[Any]) -> None:
+    def add_column(leaf: list[Any]) -> None:
         nonlocal end
         starts.append(end)
-        end = _up(end + num_examples * int(np.prod(leaf[1], dtype=np.int64)) * np.dtype(leaf[0]).itemsize)
+        end = _round_up(end + num_examples * int(np.prod(leaf[1], dtype=np.int64)) * np.dtype(leaf[0]).itemsize)
 
-    _built(form, place)
+    _build(structure, add_column)
     return starts, end
 
 
-def _up(place: int) -> int:
-    return -(-place // PAGE) * PAGE
+def _round_up(offset: int) -> int:
+    return -(-offset // PAGE) * PAGE

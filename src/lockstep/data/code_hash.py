@@ -1,9 +1,9 @@
-"""A hash of Python objects by value: functions with what they use, classes with their methods, objects by state.
+"""Hashes Python objects by value: functions with what they use, classes with their methods, objects by their state.
 
 The standard library and installed packages count by name and version. Everything else (the script, its own modules) is
 followed: names that a function looks up, closures, defaults, base classes, attributes. Objects count by what they would
-put into a pickle, because that is all a reader process gets of them. Memory addresses, line numbers, the order of sets
-and docstrings of classes do not count, so that the same script has the same hash in every process.
+put into a pickle, because a reader process gets only that. Memory addresses, line numbers, the order of sets and
+docstrings of classes do not count, so that the same script has the same hash in every process.
 """
 
 import copyreg
@@ -11,7 +11,6 @@ import functools
 import hashlib
 import importlib
 import pickle
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import (
@@ -31,16 +30,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from lockstep.core import framework_hooks
 from lockstep.core.code_names import list_chains, list_codes, list_imports
+from lockstep.core.find_rng import is_generator
 from lockstep.core.packages import describe_package, is_installed
 from lockstep.errors import BatchError
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
 _DESCRIPTORS = (WrapperDescriptorType, MethodDescriptorType, GetSetDescriptorType, MemberDescriptorType)
-# With these a function reaches names that do not stand in its code.
+# With these a function can use names that do not appear in its code.
 _LOOKUPS = ("eval", "exec", "globals", "__import__")
-# What Python or pickle writes into a class beside what the script has written there.
-_UNWRITTEN = {
+# What Python or pickle adds to a class.
+_GENERATED = {
     *("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__slotnames__", "_abc_impl"),
     *("__abstractmethods__", "__firstlineno__", "__static_attributes__", "__parameters__", "__annotate__"),
     *("__annotations_cache__", "__annotate_func__", "__orig_bases__", "__match_args__", "__hash__"),
@@ -52,98 +53,98 @@ class CodeHash:
 
     def __init__(self, hash_array: Callable[[Any], str]) -> None:
         self._hash_array = hash_array
-        self._known: dict[int, str] = {}
-        self._kept: list[Any] = []  # an object's id is its own only while the object exists
+        self._hashes: dict[int, str] = {}  # by id
+        self._objects: list[Any] = []  # keeps them alive, so that no other object gets the id of one
         self._open: dict[int, int] = {}  # objects that are being hashed: id to depth
         self._path: list[str] = []
 
     def hash(self, value: Any, name: str) -> str:
-        """Returns the hash of `value`; `name` says in an error where it was found."""
+        """Returns the hash of `value`; `name` describes in errors where it was found."""
         if isinstance(value, _PLAIN) and type(value) in _PLAIN:
             return f"{type(value).__name__} {value!r}"
         key = id(value)
-        if key in self._known:
-            return self._known[key]
+        if key in self._hashes:
+            return self._hashes[key]
         if key in self._open:
             return f"back to {self._open[key]}"
         self._open[key] = len(self._open)
         self._path.append(name)
-        self._kept.append(value)
+        self._objects.append(value)
         try:
             parts = [type(value).__name__, *self._list_parts(value)]
         finally:
             self._path.pop()
             del self._open[key]
-        found = self._known[key] = hashlib.sha256("\n".join(parts).encode(errors="surrogatepass")).hexdigest()
-        return found
+        result = self._hashes[key] = hashlib.sha256("\n".join(parts).encode(errors="surrogatepass")).hexdigest()
+        return result
 
     def _list_parts(self, value: Any) -> Iterator[str]:
         for kinds, list_parts in _KINDS:
             if isinstance(value, kinds):
                 return list_parts(self, value)
-        if _is_generator(value):
-            return iter(["random number generator"])  # a segment seeds it around each example
+        if is_generator(value):
+            return iter(["random number generator"])  # without its state, which a map stage seeds for each example
         if hasattr(value, "__array__") and hasattr(value, "dtype"):
-            return iter([self._hash_array(_as_numpy(value))])
-        return self._object(value)
+            return iter([self._hash_array(framework_hooks.to_numpy_or_bytes(value))])
+        return self._hash_object(value)
 
-    def _each(self, values: Any, name: str = "an entry") -> Iterator[str]:
+    def _hash_each(self, values: Any, name: str = "an entry") -> Iterator[str]:
         return (self.hash(each, name) for each in values)
 
-    def _list(self, value: Any) -> Iterator[str]:
-        if set(map(type, value)) <= set(_PLAIN):  # a million file names
+    def _hash_list(self, value: Any) -> Iterator[str]:
+        if set(map(type, value)) <= set(_PLAIN):  # fast for a million file names
             return iter([type(value).__name__, *map(repr, value)])
-        return self._each(value) if type(value) in (list, tuple) else self._object(value)
+        return self._hash_each(value) if type(value) in (list, tuple) else self._hash_object(value)
 
-    def _dict(self, value: Any) -> Iterator[str]:
+    def _hash_dict(self, value: Any) -> Iterator[str]:
         if type(value) is not dict and not isinstance(value, MappingProxyType):
-            yield from self._object(value)
+            yield from self._hash_object(value)
             return
         for key, item in value.items():
             yield self.hash(key, "a key")
             yield self.hash(item, f"[{key!r}]")
 
-    def _set(self, value: Any) -> Iterator[str]:
-        yield from sorted(self._each(value)) if type(value) in (set, frozenset) else self._object(value)
+    def _hash_set(self, value: Any) -> Iterator[str]:
+        yield from sorted(self._hash_each(value)) if type(value) in (set, frozenset) else self._hash_object(value)
 
-    def _array(self, value: Any) -> Iterator[str]:
+    def _hash_numpy(self, value: Any) -> Iterator[str]:
         yield self._hash_array(value)
 
-    def _code(self, value: CodeType) -> Iterator[str]:
+    def _hash_code(self, value: CodeType) -> Iterator[str]:
         yield value.co_code.hex()
         yield repr((value.co_names, value.co_varnames, value.co_cellvars, value.co_freevars, value.co_flags))
         yield repr((value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount))
-        yield value.co_exceptiontable.hex()  # which instructions a `try` covers stands only here
-        yield from self._each(value.co_consts, "a constant")
+        yield value.co_exceptiontable.hex()  # only this says which instructions a `try` covers
+        yield from self._hash_each(value.co_consts, "a constant")
 
-    def _function(self, value: FunctionType) -> Iterator[str]:
+    def _hash_function(self, value: FunctionType) -> Iterator[str]:
         yield value.__name__
-        yield from self._code(value.__code__)
+        yield from self._hash_code(value.__code__)
         yield self.hash(value.__defaults__, f"a default of {value.__qualname__}")
         yield self.hash(value.__kwdefaults__, f"a default of {value.__qualname__}")
         yield self.hash(vars(value), f"an attribute of {value.__qualname__}")
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            yield self._cell(cell, name)
+            yield self._hash_cell(cell, name)
         module = value.__globals__.get("__name__", "")
         if is_installed(module):
             yield describe_package(module)
         else:
-            yield from self._globals(value)
+            yield from self._hash_globals(value)
 
-    def _cell(self, cell: Any, name: str) -> str:
+    def _hash_cell(self, cell: Any, name: str) -> str:
         try:
             content = cell.cell_contents
         except ValueError:  # not assigned yet
             return f"{name} is empty"
         return self.hash(content, name)
 
-    def _globals(self, function: FunctionType) -> Iterator[str]:
+    def _hash_globals(self, function: FunctionType) -> Iterator[str]:
         names: dict[str, set[tuple[str, ...]]] = {}
         for code in list_codes(function.__code__):
             for chain in list_chains(code):
                 names.setdefault(chain[0], set()).add(chain[1:])
             for module in list_imports(code, function.__globals__):
-                yield self._import(module)
+                yield self._hash_import(module)
         for name in sorted(names):
             if name not in function.__globals__:
                 if name in _LOOKUPS:
@@ -152,17 +153,17 @@ class CodeHash:
             value = function.__globals__[name]
             for attributes in sorted(names[name]):
                 yield f"{name}.{'.'.join(attributes)}"
-                yield self._attribute(value, name, attributes)
+                yield self._hash_attribute(value, name, attributes)
 
-    def _import(self, name: str) -> str:
+    def _hash_import(self, name: str) -> str:
         try:
             module = importlib.import_module(name)
         except ImportError:  # `try: import x` in the function, and x is not installed
             return f"no module {name}"
         return self.hash(module, f"the module {name}")
 
-    def _attribute(self, value: Any, name: str, attributes: tuple[str, ...]) -> str:
-        """Hashes what a name stands for; of a module of the script's own only the attribute that is used."""
+    def _hash_attribute(self, value: Any, name: str, attributes: tuple[str, ...]) -> str:
+        """Hashes the value of a name; of one of the script's own modules only the attribute that is used."""
         while isinstance(value, ModuleType):
             if is_installed(value.__name__):
                 if (value.__name__, *attributes[:1]) == ("importlib", "import_module"):
@@ -173,36 +174,36 @@ class CodeHash:
             value, name, attributes = getattr(value, attributes[0]), attributes[0], attributes[1:]
         return self.hash(value, name)
 
-    def _method(self, value: MethodType) -> Iterator[str]:
+    def _hash_method(self, value: MethodType) -> Iterator[str]:
         yield self.hash(value.__func__, value.__func__.__name__)
         yield self.hash(value.__self__, f"the object of {value.__func__.__name__}")
 
-    def _bound(self, value: Any) -> Iterator[str]:
+    def _hash_bound(self, value: Any) -> Iterator[str]:
         """A method of a built-in object (`table.get`), or a built-in function."""
         yield value.__name__
         if value.__self__ is None or isinstance(value.__self__, ModuleType):
-            yield self._named(value)
+            yield self._identify_by_name(value)
         else:
             yield self.hash(value.__self__, f"the object of {value.__name__}")
 
-    def _descriptor(self, value: Any) -> Iterator[str]:
+    def _hash_descriptor(self, value: Any) -> Iterator[str]:
         yield value.__name__
         yield value.__objclass__.__qualname__
 
-    def _partial(self, value: "functools.partial[Any]") -> Iterator[str]:
-        yield from self._each((value.func, value.args, value.keywords, vars(value)), "the partial")
+    def _hash_partial(self, value: "functools.partial[Any]") -> Iterator[str]:
+        yield from self._hash_each((value.func, value.args, value.keywords, vars(value)), "the partial")
 
-    def _property(self, value: property) -> Iterator[str]:
-        yield from self._each((value.fget, value.fset, value.fdel), "a property")
+    def _hash_property(self, value: property) -> Iterator[str]:
+        yield from self._hash_each((value.fget, value.fset, value.fdel), "a property")
 
-    def _wrapped(self, value: Any) -> Iterator[str]:
+    def _hash_wrapped(self, value: Any) -> Iterator[str]:
         """`staticmethod`, `classmethod`, `functools.lru_cache`."""
         yield self.hash(value.__wrapped__, "the function in it")
 
-    def _cached_property(self, value: Any) -> Iterator[str]:
+    def _hash_cached_property(self, value: Any) -> Iterator[str]:
         yield self.hash(value.func, value.attrname)
 
-    def _module(self, value: ModuleType) -> Iterator[str]:
+    def _hash_module(self, value: ModuleType) -> Iterator[str]:
         yield value.__name__
         if is_installed(value.__name__):
             yield describe_package(value.__name__)
@@ -212,31 +213,31 @@ class CodeHash:
                 yield name
                 yield self.hash(vars(value)[name], f"{value.__name__}.{name}")
 
-    def _class(self, value: type) -> Iterator[str]:
+    def _hash_class(self, value: type) -> Iterator[str]:
         yield value.__qualname__
         if is_installed(value.__module__):
             yield describe_package(value.__module__)
             return
-        yield from self._each(value.__bases__, "a base class")
+        yield from self._hash_each(value.__bases__, "a base class")
         yield self.hash(type(value), "the metaclass")
-        for name in sorted(set(vars(value)) - _UNWRITTEN):
+        for name in sorted(set(vars(value)) - _GENERATED):
             yield name
             yield self.hash(vars(value)[name], f"{value.__qualname__}.{name}")
 
-    def _object(self, value: Any) -> Iterator[str]:
-        """Hashes an object as what it would put into a pickle."""
+    def _hash_object(self, value: Any) -> Iterator[str]:
+        """Hashes what an object would put into a pickle."""
         try:
             reducer = copyreg.dispatch_table.get(type(value))
             reduced = reducer(value) if reducer is not None else value.__reduce_ex__(4)
         except Exception:
             self._refuse(f"a {type(value).__module__}.{type(value).__qualname__}")
         if isinstance(reduced, str):
-            yield self._named(value, reduced)
+            yield self._identify_by_name(value, reduced)
             return
         yield self.hash(type(value), type(value).__qualname__)
         make, arguments, state, entries, items = (*reduced, None, None, None)[:5]
         yield self.hash(make, "its constructor")
-        yield from self._each(arguments, "an argument of its constructor")
+        yield from self._hash_each(arguments, "an argument of its constructor")
         for part in state if isinstance(state, tuple) else (state,):
             if isinstance(part, Mapping):
                 for name in sorted(part, key=str):
@@ -247,63 +248,45 @@ class CodeHash:
         yield self.hash(None if entries is None else list(entries), "its entries")
         yield self.hash(None if items is None else list(items), "its items")
 
-    def _named(self, value: Any, name: str = "") -> str:
-        """Identifies what is found again by its name, in an installed package or a compiled module."""
+    def _identify_by_name(self, value: Any, name: str = "") -> str:
+        """Identifies an object of an installed package or a compiled module by its name there."""
         name = name or str(getattr(value, "__qualname__", None) or getattr(value, "__name__", ""))
         own = getattr(value, "__module__", None)
         if isinstance(value, BuiltinFunctionType):
             return f"{describe_package(own or 'builtins')} {name}"
-        # torch.float32 and numpy's ufuncs do not tell their module: then it is their type's, or pickle searches for it.
+        # torch.float32 and numpy's ufuncs do not name their module: it is their type's, or pickle searches for it.
         searched = pickle.whichmodule(value, name)  # type: ignore[attr-defined]
         for module in (own or type(value).__module__, searched):
-            found: Any = sys.modules.get(module)
+            candidate: Any = sys.modules.get(module)
             for part in name.split("."):
-                found = getattr(found, part, None)
-            if found is value:
+                candidate = getattr(candidate, part, None)
+            if candidate is value:
                 return f"{describe_package(module)} {name}"
         self._refuse(f"a {type(value).__module__}.{type(value).__qualname__} named {name!r}")
 
     def _refuse(self, what: str) -> NoReturn:
         place = " > ".join(self._path)
         raise BatchError(
-            "cache(path) can only be used again if nothing below it has changed, and that cannot be seen of "
-            f'{what} (found at: {place}). Use .cache(path, key="1") and another key after every change of data or '
-            "code, or .cache() to keep the examples in memory alone."
+            f".cache(path) cannot tell whether {what} (found at: {place}) has changed since the file was written. "
+            'Use .cache(path, key="1") and change the key after every change of data or code, or .cache() to store the '
+            "examples in memory only."
         )
 
 
 _KINDS: list[tuple[Any, Callable[[CodeHash, Any], Iterator[str]]]] = [
-    (type, CodeHash._class),
-    (FunctionType, CodeHash._function),
-    (CodeType, CodeHash._code),
-    (MethodType, CodeHash._method),
-    ((BuiltinFunctionType, MethodWrapperType), CodeHash._bound),
-    (_DESCRIPTORS, CodeHash._descriptor),
-    (functools.partial, CodeHash._partial),
-    (property, CodeHash._property),
-    ((staticmethod, classmethod, functools._lru_cache_wrapper), CodeHash._wrapped),
-    (functools.cached_property, CodeHash._cached_property),
-    (ModuleType, CodeHash._module),
-    (np.ndarray, CodeHash._array),
-    ((list, tuple), CodeHash._list),
-    ((dict, MappingProxyType), CodeHash._dict),
-    ((set, frozenset), CodeHash._set),
+    (type, CodeHash._hash_class),
+    (FunctionType, CodeHash._hash_function),
+    (CodeType, CodeHash._hash_code),
+    (MethodType, CodeHash._hash_method),
+    ((BuiltinFunctionType, MethodWrapperType), CodeHash._hash_bound),
+    (_DESCRIPTORS, CodeHash._hash_descriptor),
+    (functools.partial, CodeHash._hash_partial),
+    (property, CodeHash._hash_property),
+    ((staticmethod, classmethod, functools._lru_cache_wrapper), CodeHash._hash_wrapped),
+    (functools.cached_property, CodeHash._hash_cached_property),
+    (ModuleType, CodeHash._hash_module),
+    (np.ndarray, CodeHash._hash_numpy),
+    ((list, tuple), CodeHash._hash_list),
+    ((dict, MappingProxyType), CodeHash._hash_dict),
+    ((set, frozenset), CodeHash._hash_set),
 ]
-
-
-def _is_generator(value: Any) -> bool:
-    """Whether the object draws random numbers."""
-    torch = sys.modules.get("torch")
-    kinds = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
-    return isinstance(value, kinds if torch is None else (*kinds, torch.Generator))
-
-
-def _as_numpy(value: Any) -> Any:
-    """Returns a framework's array as numpy; types that numpy lacks as bytes."""
-    if not hasattr(value, "detach"):
-        return np.asarray(value)
-    value = value.detach().cpu().contiguous()
-    try:
-        return value.numpy()
-    except TypeError:
-        return value.flatten().view(sys.modules["torch"].uint8).numpy()

@@ -1,9 +1,8 @@
-"""A chain: a pipeline taken apart into what moves examples and what makes them.
+"""A compiled pipeline: its steps split into moves, which choose examples, and stages, which compute them.
 
-Moves (shuffle, take, repeat) say which example of the base stands where; stages
-(segments of Python work, and caches) say what becomes of it. Neither depends on the
-other, so a cache knows examples by their index, and an order changes every epoch
-whether the shuffle stands above or below it.
+Moves (shuffle, take, repeat) say which example of the input is at which position; stages (map stages and caches) say
+how an example is computed. They are independent of each other, so a cache stores examples by their index, and the order
+changes every epoch no matter whether the shuffle comes before or after it.
 """
 
 import hashlib
@@ -18,8 +17,8 @@ from numpy.typing import NDArray
 from lockstep.core.batches import Rows
 from lockstep.data import cache_identity
 from lockstep.data.cache import Cache
-from lockstep.data.inputs import Arrays, Base, Indexed, checksum
-from lockstep.data.map_stage import Map, Segment
+from lockstep.data.inputs import Arrays, Indexed, Input, compute_checksum
+from lockstep.data.map_stage import Map, MapStage
 from lockstep.data.order import Move, Order, Repeat, Shuffle
 from lockstep.errors import BatchError
 
@@ -28,7 +27,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """The whole batch, across all devices."""
+    """Groups examples to batches of `size`, across all devices."""
 
     size: int
     drop_last: bool
@@ -36,7 +35,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """So many batches ahead."""
+    """Prepares `num` batches ahead."""
 
     num: int
 
@@ -44,45 +43,44 @@ class Prefetch:
 Step = Move | Map | Cache | Batch | Prefetch
 
 
-class Chain:
-    """The parts of a pipeline, worked out once."""
+class CompiledPipeline:
+    """The parts of a pipeline. A pipeline that is sent to a worker brings `identities`, the hashes of its caches."""
 
     def __init__(
-        self, base: Base, steps: Sequence[Step], workers: int | None, identities: Mapping[int, str] | None = None
+        self, input: Input, steps: Sequence[Step], workers: int | None, identities: Mapping[int, str] | None = None
     ) -> None:
-        self.base = base
+        self.input = input
         self.batch = next((step for step in steps if isinstance(step, Batch)), Batch(1, False))
-        self.ahead = max((step.num for step in steps if isinstance(step, Prefetch)), default=0)
+        self.num_prefetched = max((step.num for step in steps if isinstance(step, Prefetch)), default=0)
         self.seed = next((step.seed for step in reversed(steps) if isinstance(step, Shuffle)), 0)
-        self.stages = _stages(base, steps, self.seed)
-        self.workers = self._number_of(workers)
-        cut = next((index for index, step in enumerate(steps) if isinstance(step, Batch)), len(steps))
-        self.moves = [step for step in steps[:cut] if isinstance(step, Move)]
-        self.batch_moves = [step for step in steps[cut:] if isinstance(step, Move)]
-        self._identities = dict(identities or {})  # by depth; a pipeline that travels brings them along
-        self._last_span: tuple[tuple[int, int], tuple[int, int, int]] | None = (
-            None  # every shard of a batch asks for it
-        )
+        self.stages = _split_stages(input, steps, self.seed)
+        self.workers = self._choose_workers(workers)
+        batch_index = next((index for index, step in enumerate(steps) if isinstance(step, Batch)), len(steps))
+        self.moves = [step for step in steps[:batch_index] if isinstance(step, Move)]
+        self.batch_moves = [step for step in steps[batch_index:] if isinstance(step, Move)]
+        self._identities = dict(identities or {})  # by depth
+        # The last result of `_get_range`, because every shard of a batch asks for it.
+        self._last_range: tuple[tuple[int, int], tuple[int, int, int]] | None = None
 
     @cached_property
-    def segments(self) -> list[Segment]:
-        """The Python work."""
-        return [stage for stage in self.stages if isinstance(stage, Segment)]
+    def map_stages(self) -> list[MapStage]:
+        """The stages that run the script's own code."""
+        return [stage for stage in self.stages if isinstance(stage, MapStage)]
 
     @cached_property
-    def travels(self) -> bool:
-        """Whether each process reads its own part; else the script's own process gathers for everyone."""
-        return bool(self.stages) or self.base.mapped
+    def is_read_in_workers(self) -> bool:
+        """Whether each process reads its own shards; otherwise the script's process gathers them for all."""
+        return bool(self.stages) or self.input.is_mapped
 
     @cached_property
     def examples(self) -> Order:
         """The order of examples."""
-        assert self.base.num_examples is not None
-        return Order(self.base.num_examples, self.moves)
+        assert self.input.num_examples is not None
+        return Order(self.input.num_examples, self.moves)
 
     @cached_property
     def batches(self) -> Order:
-        """The order of batches; those of an endless order of examples have numbers without end."""
+        """The order of batches. If the order of examples is infinite, so are the batch numbers."""
         num = self.examples.num
         size = self.batch.size
         if num is None:
@@ -90,105 +88,108 @@ class Chain:
         steps = num // size if self.batch.drop_last else -(-num // size)
         if steps == 0:
             raise BatchError(
-                f"An epoch holds at least one batch. Got {num} examples for batches of {size} with drop_last=True. "
+                f"The epoch has no batch: {num} examples are fewer than batch({size}, drop_last=True) needs. "
                 "Use smaller batches, or drop_last=False."
             )
         return Order(steps, self.batch_moves)
 
-    def size(self, epoch: int, batch: int) -> int:
-        """The number of examples of a batch."""
-        _, start, stop = self._span(epoch, batch)
+    def count_examples(self, epoch: int, batch: int) -> int:
+        """Returns the number of examples of a batch."""
+        _, start, stop = self._get_range(epoch, batch)
         return stop - start
 
-    def places(self, pieces: Sequence[Rows]) -> tuple[Indices, Indices]:
-        """The epochs and indices of the pieces' examples, one piece after another."""
-        runs: list[tuple[int, int, int]] = []  # epoch, start and stop of pieces that lie side by side
+    def locate(self, pieces: Sequence[Rows]) -> tuple[Indices, Indices]:
+        """Returns the epochs and indices of the pieces' examples, one piece after another."""
+        ranges: list[tuple[int, int, int]] = []  # epoch, start and stop; adjacent pieces are merged
         for piece in pieces:
-            epoch, first, _ = self._span(piece.epoch, piece.batch)
-            start, stop = (first + place for place in piece.bounds)
-            if runs and runs[-1][0] == epoch and runs[-1][2] == start:
-                start = runs.pop()[1]
-            runs.append((epoch, start, stop))
-        found = [self.examples.places(*run) for run in runs]
-        epochs, indices = (np.concatenate(parts) if len(found) > 1 else parts[0] for parts in zip(*found, strict=True))
+            epoch, first, _ = self._get_range(piece.epoch, piece.batch)
+            start, stop = (first + position for position in piece.bounds)
+            if ranges and ranges[-1][0] == epoch and ranges[-1][2] == start:
+                start = ranges.pop()[1]
+            ranges.append((epoch, start, stop))
+        located = [self.examples.locate(*each) for each in ranges]
+        epochs, indices = (
+            np.concatenate(parts) if len(located) > 1 else parts[0] for parts in zip(*located, strict=True)
+        )
         return epochs, indices
 
-    def next(self, rows: Rows) -> Rows:
-        """The rows of the same shard of the next batch; after the last one comes the next epoch's first."""
-        last = self.batches.num is not None and rows.batch + 1 >= self.batches.num
-        epoch, batch = (rows.epoch + 1, 0) if last else (rows.epoch, rows.batch + 1)
-        size = self.size(epoch, batch)
-        return Rows(None, epoch, batch, size, rows.shard, rows.num_shards, rows.only_inputs)
+    def get_next(self, rows: Rows) -> Rows:
+        """Returns the rows of the same shard of the next batch; after the last batch, of the next epoch's first."""
+        is_last = self.batches.num is not None and rows.batch + 1 >= self.batches.num
+        epoch, batch = (rows.epoch + 1, 0) if is_last else (rows.epoch, rows.batch + 1)
+        num_examples = self.count_examples(epoch, batch)
+        return Rows(None, epoch, batch, num_examples, rows.shard, rows.num_shards, rows.only_inputs)
 
     @cached_property
     def fingerprint(self) -> int:
-        """A number that tells this pipeline from others: its form, and what a few examples of its base hold."""
+        """A checksum of the pipeline's structure and of a few examples of its input."""
         maps = [
             f"{each.random} {each.batched} {getattr(each.function, '__qualname__', type(each.function).__qualname__)}"
-            for segment in self.segments
-            for each in segment.maps
+            for stage in self.map_stages
+            for each in stage.maps
         ]
-        return checksum(repr((self.base.form, self.moves, self.batch, self.batch_moves, len(self.stages), maps)))
+        parts = self.input.description, self.moves, self.batch, self.batch_moves, len(self.stages), maps
+        return compute_checksum(repr(parts))
 
-    def identity(self, depth: int) -> str:
-        """Returns a hash of the data and code below the cache at this depth; its key stands for all that is code."""
+    def compute_identity(self, depth: int) -> str:
+        """Returns a hash of the data and code below the cache at this depth; its key, if given, replaces the code."""
         if depth not in self._identities:
             cache = self.stages[depth]
             assert isinstance(cache, Cache)
+            stages = [stage for stage in self.stages[:depth] if isinstance(stage, MapStage)]
             below: Any
             if cache.key is None:
-                work = [cache_identity.of_segment(stage) for stage in self.stages[:depth] if isinstance(stage, Segment)]
-                below = cache_identity.of_base(self.base), work
+                below = cache_identity.hash_input(self.input), [cache_identity.hash_stage(stage) for stage in stages]
             else:
-                base = cache_identity.of_base(self.base) if isinstance(self.base, Arrays) else self.base.num_examples
-                seeds = [stage.seed for stage in self.stages[:depth] if isinstance(stage, Segment)]
-                below = base, seeds, f"key {cache.key}"
+                is_arrays = isinstance(self.input, Arrays)
+                data = cache_identity.hash_input(self.input) if is_arrays else self.input.num_examples
+                below = data, [stage.seed for stage in stages], f"key {cache.key}"
             self._identities[depth] = hashlib.sha256(repr(below).encode()).hexdigest()
         return self._identities[depth]
 
-    def identities(self) -> dict[int, str]:
-        """Returns the identity of every cache that lies in a file, by its depth."""
+    def compute_identities(self) -> dict[int, str]:
+        """Returns the identity of every cache in a file, by its depth."""
         files = [depth for depth, stage in enumerate(self.stages) if isinstance(stage, Cache) and stage.path]
-        return {depth: self.identity(depth) for depth in files}
+        return {depth: self.compute_identity(depth) for depth in files}
 
-    def _span(self, epoch: int, batch: int) -> tuple[int, int, int]:
-        """The epoch of a batch's examples, and where they start and stop in it."""
-        last = self._last_span
+    def _get_range(self, epoch: int, batch: int) -> tuple[int, int, int]:
+        """Returns the epoch of a batch's examples, and the positions at which they start and stop in it."""
+        last = self._last_range
         if last is None or last[0] != (epoch, batch):
-            self._last_span = last = (epoch, batch), self._found(epoch, batch)
+            self._last_range = last = (epoch, batch), self._compute_range(epoch, batch)
         return last[1]
 
-    def _found(self, epoch: int, batch: int) -> tuple[int, int, int]:
-        if self.examples.num is None:  # one endless row of examples; an epoch goes on where the last one ended
+    def _compute_range(self, epoch: int, batch: int) -> tuple[int, int, int]:
+        if self.examples.num is None:  # one infinite order of examples; an epoch continues where the last one ended
             number = batch + epoch * (self.batches.num or 0)
             return 0, number * self.batch.size, (number + 1) * self.batch.size
-        epochs, numbers = self.batches.places(epoch, batch, batch + 1)
+        epochs, numbers = self.batches.locate(epoch, batch, batch + 1)
         start = int(numbers[0]) * self.batch.size
         return int(epochs[0]), start, min(start + self.batch.size, self.examples.num)
 
-    def _number_of(self, workers: int | None) -> int:
-        if not self.segments:
+    def _choose_workers(self, workers: int | None) -> int:
+        if not self.map_stages:
             return 0
-        if workers == 0 and self.ahead:
+        if workers == 0 and self.num_prefetched:
             raise BatchError(
-                "Python work ahead of time happens in reader processes, for a process has one set of random "
-                "generators, which a thread beside a computing one may not touch. Got workers=0 with .prefetch. "
-                "Write workers=1 or more, or leave .prefetch out."
+                "workers=0 and .prefetch exclude each other if Python code computes the examples: the code would run "
+                "in a thread beside training, and both would draw from the same global random number generators. "
+                "Use workers=1 or more, or leave .prefetch out."
             )
-        return int(bool(self.ahead)) if workers is None else workers
+        return int(bool(self.num_prefetched)) if workers is None else workers
 
 
-def _stages(base: Base, steps: Sequence[Step], seed: int) -> list[Segment | Cache]:
-    """Segments and caches in turn; the last segment first begins with the data set, where that is the base."""
-    stages: list[Segment | Cache] = []
-    dataset: Any = base.dataset if isinstance(base, Indexed) else None
+def _split_stages(input: Input, steps: Sequence[Step], seed: int) -> list[MapStage | Cache]:
+    """Returns map stages and caches in order. The first map stage reads the data set, if the input is one."""
+    stages: list[MapStage | Cache] = []
+    dataset: Any = input.dataset if isinstance(input, Indexed) else None
     maps: list[Map] = []
 
-    def close(cached: bool) -> None:
+    def close_stage(is_cached: bool) -> None:
         nonlocal dataset
         if dataset is not None or maps:
-            number = sum(isinstance(stage, Segment) for stage in stages)
-            stages.append(Segment(dataset, tuple(maps), seed, number, cached))
+            number = sum(isinstance(stage, MapStage) for stage in stages)
+            stages.append(MapStage(dataset, tuple(maps), seed, number, is_cached))
         dataset = None
         maps.clear()
 
@@ -196,7 +197,7 @@ def _stages(base: Base, steps: Sequence[Step], seed: int) -> list[Segment | Cach
         if isinstance(step, Map):
             maps.append(step)
         elif isinstance(step, Cache):
-            close(cached=True)
+            close_stage(is_cached=True)
             stages.append(step)
-    close(cached=False)
+    close_stage(is_cached=False)
     return stages

@@ -1,7 +1,7 @@
-"""Loaders: iterables of whole batches, read in the script's own process as they are.
+"""Loaders: iterables of whole batches, read in the script's own process.
 
-A loader that has `state_dict` and `load_state_dict` is brought to a batch by these;
-of any other, what comes before is read and dropped.
+A loader with `state_dict` and `load_state_dict` is resumed with these; of any other iterable, the batches before the
+resumed one are read and dropped.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,11 +17,11 @@ from lockstep.errors import BatchError, ExactError
 BY_DROPPING = "by reading and dropping"
 BY_STATE = "by its state_dict"
 _END = object()
-_OWN = ("numpy", "torch", "jax", "jaxlib")  # whose arrays go to a backend as they are
+_BACKEND_PACKAGES = ("numpy", "torch", "jax", "jaxlib")  # backends convert these packages' arrays themselves
 
 
 class IterableSource:
-    """Any iterable of batches, as it is. A generator can be read once.
+    """Batches of any iterable. A generator can be read only once.
 
     >>> list(IterableSource([np.zeros(2), np.ones(2)]).epoch(0))
     [array([0., 0.]), array([1., 1.])]
@@ -39,17 +39,17 @@ class IterableSource:
         self.num_steps: int | None = length() if length is not None else None
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """The iterable's batches; a generator goes on where it stopped."""
-        found = map(own, islice(iter(self._iterable), start, None))
-        return checked(found, self.once and index > 0, index)
+        """Yields the iterable's batches; a generator continues where it stopped."""
+        batches = map(convert_batch, islice(iter(self._iterable), start, None))
+        return check_not_empty(batches, self.once and index > 0, index)
 
     def state(self) -> Any:
-        """An iterable says nothing."""
+        """Returns None: an iterable has no state."""
         return None
 
 
 class StatefulSource:
-    """A loader that can be asked where it stands, and be brought there."""
+    """Batches of a loader that can save and load its state."""
 
     num_examples: int | None = None
     endless = once = False
@@ -63,108 +63,113 @@ class StatefulSource:
             self.num_steps: int | None = len(loader)
         except TypeError:
             self.num_steps = None
-        self._was_loaded = False  # whether the next whole epoch is the first one after a state was loaded
-        self._unread: tuple[Any] | None = None  # the state before that
-        self._resumed: tuple[Any] | None = None  # the state after the first batch of the resumed epoch
-        self._saved = False  # whether a run is saved: then the state is kept while a batch is read
+        self._was_loaded = False  # a state was loaded, and no whole epoch has been read since
+        self._state_before_load: tuple[Any] | None = None
+        self._state_in_resumed: tuple[Any] | None = None  # after the first batch of the resumed epoch
+        self._is_saved = False  # checkpoints are written: then the state is read before each batch
         self._before: Any = None
         self._reading = False
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """The loader's batches, its generators seeded from (seed, epoch) and kept apart from the script's."""
-        apart = global_rng.of_loader(self._loader, self._seed, index)
+        """Yields the loader's batches. Its random number generators are seeded from (seed, epoch)."""
+        generators = global_rng.seed_loader(self._loader, self._seed, index)
         if state is None:
-            begun = self._read(apart, self._begin(apart))
-            return map(own, islice(self._check(apart, begun) if self._was_loaded else begun, start, None))
-        with apart:
-            with suppress(Exception):  # some cannot say it before they have been read
-                self._unread = (self._loader.state_dict(),)
-            self._loader.load_state_dict(plain_values.restore_tensors(state))
-        if not start:  # it may hold the loader's generators as the last epoch left them
-            apart = global_rng.of_loader(self._loader, self._seed, index)
-        self._was_loaded, self._resumed = True, None
-        begun = self._read(apart, self._begin(apart))
-        return map(own, self._note(begun) if start else self._check(apart, begun))
+            batches = self._read(generators, self._begin(generators))
+            return map(
+                convert_batch, islice(self._check(generators, batches) if self._was_loaded else batches, start, None)
+            )
+        with generators:
+            with suppress(Exception):  # some loaders have no state before they have been read
+                self._state_before_load = (self._loader.state_dict(),)
+            self._loader.load_state_dict(plain_values.restore_arrays(state))
+        if not start:  # the state may contain the loader's generators as the last epoch left them: seed them again
+            generators = global_rng.seed_loader(self._loader, self._seed, index)
+        self._was_loaded, self._state_in_resumed = True, None
+        batches = self._read(generators, self._begin(generators))
+        return map(convert_batch, self._store_first_state(batches) if start else self._check(generators, batches))
 
     def state(self) -> Any:
-        """What the loader's own `state_dict` says, tensors as numpy; of the moment before, if reading was broken off.
+        """Returns the loader's `state_dict`, with tensors as numpy; after a failed read, the one before it.
 
-        None if that is not known: then what comes before is read and dropped.
+        None if that is not known: then the batches before are read and dropped.
         """
-        self._saved = True
-        return self._before if self._reading else self._asked()
+        self._is_saved = True
+        return self._before if self._reading else self._read_state()
 
-    def _begin(self, apart: global_rng.Apart) -> Iterator[Any]:
-        with apart:
+    def _begin(self, generators: global_rng.SeparateGenerators) -> Iterator[Any]:
+        with generators:
             return iter(self._loader)
 
-    def _asked(self) -> Any:
-        return plain_values.to_plain(self._loader.state_dict(), "state_dict()", plain_values.mark_tensor)
+    def _read_state(self) -> Any:
+        return plain_values.to_plain(self._loader.state_dict(), "state_dict()", plain_values.mark_array)
 
-    def _read(self, apart: global_rng.Apart, batches: Iterator[Any]) -> Iterator[Any]:
+    def _read(self, generators: global_rng.SeparateGenerators, batches: Iterator[Any]) -> Iterator[Any]:
         """Yields the batches."""
-        found = apart.over(batches)
+        iterator = generators.iterate(batches)
         while True:
-            self._before = self._asked() if self._saved else None
+            self._before = self._read_state() if self._is_saved else None
             self._reading = True
-            batch = next(found, _END)
+            batch = next(iterator, _END)
             self._reading = False
             if batch is _END:
                 return
             yield batch
 
-    def _note(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields the rest of a resumed epoch, and notes the state after its first batch."""
+    def _store_first_state(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yields the rest of a resumed epoch, and stores the state after its first batch."""
         for number, batch in enumerate(batches):
             if not number:
-                self._resumed = (self._asked(),)
+                self._state_in_resumed = (self._read_state(),)
             yield batch
 
-    def _check(self, apart: global_rng.Apart, batches: Iterator[Any]) -> Iterator[Any]:
+    def _check(self, generators: global_rng.SeparateGenerators, batches: Iterator[Any]) -> Iterator[Any]:
         """Yields the first whole epoch after a state was loaded.
 
-        Some loaders begin every epoch with that state, and not the next one alone: they are brought back before.
+        Some loaders start every epoch from the loaded state, not only the next one. For these the state before it is
+        loaded again.
         """
         self._was_loaded = False
         first = next(batches, _END)
-        if self._is_behind(first) and self._unread is not None:
-            with apart:
-                self._loader.load_state_dict(self._unread[0])
-            batches = self._read(apart, self._begin(apart))
+        if self._is_behind(first) and self._state_before_load is not None:
+            with generators:
+                self._loader.load_state_dict(self._state_before_load[0])
+            batches = self._read(generators, self._begin(generators))
             first = next(batches, _END)
         if self._is_behind(first):
             raise ExactError(
-                "A loader begins each epoch anew. This one began again where the checkpoint stood, also after "
-                "load_state_dict() with the state that it had before: epochs after a resumed one would be short. "
-                "Let its __iter__ use a loaded state once, or give a DataLoader."
+                "Epochs after the resumed one would be short: the loader starts each of them where the checkpoint was "
+                "saved, even after load_state_dict() with the state from before. "
+                "Let its __iter__ use a loaded state only once, or use a DataLoader."
             )
         yield first
         yield from batches
 
     def _is_behind(self, first: Any) -> bool:
-        """Returns whether an epoch whose first batch was just read begins where the resumed one began."""
-        return first is _END or (self._resumed is not None and _is_equal(self._asked(), self._resumed[0]))
+        """Returns whether an epoch, of which the first batch was just read, starts where the resumed one started."""
+        return first is _END or (
+            self._state_in_resumed is not None and _is_equal(self._read_state(), self._state_in_resumed[0])
+        )
 
 
 class ForgetfulSource(StatefulSource):
-    """A loader whose `state_dict` is not enough to go on exactly: what comes before is read and dropped."""
+    """Batches of a loader whose `state_dict` is incomplete, so the batches before are read and dropped."""
 
     resumes = BY_DROPPING
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """The loader's batches."""
+        """Yields the loader's batches."""
         return super().epoch(index, start)
 
     def state(self) -> Any:
-        """Nothing of use."""
+        """Returns None: the state is incomplete."""
         return None
 
-    def _asked(self) -> Any:
+    def _read_state(self) -> Any:
         return None
 
 
-def of(data: Any, seed: int) -> IterableSource | StatefulSource | None:
-    """The source for an iterable of batches; None for anything else."""
+def open_loader(data: Any, seed: int) -> IterableSource | StatefulSource | None:
+    """Returns the source for an iterable of batches; None for anything else."""
     if not isinstance(data, Iterable) or isinstance(data, str | bytes):
         return None
     if not hasattr(data, "state_dict") or not hasattr(data, "load_state_dict"):
@@ -173,24 +178,24 @@ def of(data: Any, seed: int) -> IterableSource | StatefulSource | None:
         return StatefulSource(data, seed)
     if not huggingface.is_batched(data):
         raise BatchError(
-            "An iterable gives whole batches. A Hugging Face IterableDataset gives single examples, unless .batch(n) "
-            "is its last step. Use fit(dataset.batch(32)), or lockstep.data.stream(dataset).batch(32)."
+            "This Hugging Face IterableDataset yields single examples, and an iterable must yield batches. "
+            "Use fit(dataset.batch(32)), or lockstep.data.stream(dataset).batch(32)."
         )
-    # Its state leaves out what lies in a shuffle buffer, and once loaded it is in force for every later epoch.
+    # Its state leaves out the examples in a shuffle buffer, and applies to every epoch after it was loaded.
     return ForgetfulSource(data, seed)
 
 
-def own(batch: Any) -> Any:
-    """The batch in tuples and dicts, arrays of frameworks that are no backend's as numpy."""
+def convert_batch(batch: Any) -> Any:
+    """Returns the batch in tuples and dicts, with arrays that no backend converts as numpy."""
 
-    def leaf(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if not hasattr(value, "__array__") or any(
-            kind.__module__.split(".")[0] in _OWN for kind in type(value).__mro__
+            kind.__module__.split(".")[0] in _BACKEND_PACKAGES for kind in type(value).__mro__
         ):
             return value
         return np.asarray(value)
 
-    return batches.transform(batches.top(batch), leaf)
+    return batches.transform(batches.top(batch), convert)
 
 
 def _is_equal(one: Any, other: Any) -> bool:
@@ -204,14 +209,14 @@ def _is_equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def checked(found: Iterator[Any], used: bool, epoch: int) -> Iterator[Any]:
-    """The same batches; raises where there are none and the iterable was `used` in an earlier epoch."""
-    empty = True
-    for batch in found:
-        empty = False
+def check_not_empty(batches: Iterator[Any], is_second_pass: bool, epoch: int) -> Iterator[Any]:
+    """Yields the batches; raises if there are none because the iterable was read in an earlier epoch."""
+    is_empty = True
+    for batch in batches:
+        is_empty = False
         yield batch
-    if empty and used:
+    if is_empty and is_second_pass:
         raise BatchError(
-            f"An epoch holds at least one batch. The generator was used up before epoch {epoch + 1}. "
-            "Give a list, a loader or arrays, or use epochs=1 or steps_per_epoch."
+            f"Epoch {epoch + 1} has no batch, because a generator can be read only once. "
+            "Use a list, a loader or arrays, or epochs=1 or steps_per_epoch."
         )

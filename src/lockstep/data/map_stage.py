@@ -1,11 +1,10 @@
-"""A segment: Python work of the script's own, from a base or a cache up to the next cache.
+"""A map stage: the script's own code between the input or a cache and the next cache.
 
-What it gives for an example follows from (seed, epoch, index) alone. Where it may
-draw, the process's generators are seeded from these for each example, and put back.
-It runs in place or in a reader process, and gives the same bytes in both.
+Its result for an example depends on (seed, epoch, index) only. If the code may draw random numbers, all generators of
+the process are seeded from these for each example, and restored. A stage runs in this process or in a reader process,
+with the same bytes.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.core import batches, seeds
-from lockstep.core.held_rng import IsolatedGenerators
-from lockstep.data.collate import copied, join, plain, row, stack
+from lockstep.core import batches, framework_hooks, seeds
+from lockstep.core.local_rng import IsolatedGenerators
+from lockstep.data.collate import concatenate, copy_arrays, select_example, stack, to_numpy
 from lockstep.errors import BatchError, ExactError, ExampleError
 
 Indices = NDArray[np.int64]
@@ -31,137 +30,131 @@ class Map:
     batched: bool
 
     def __call__(self, example: Any) -> Any:
-        """A tuple is spread."""
+        """Calls the function; a tuple is passed as several arguments."""
         return self.function(*example) if isinstance(example, tuple) else self.function(example)
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
-    """Reads examples of a data set, where it begins with one, and runs maps over them."""
+class MapStage:
+    """Reads examples of a data set, if it starts with one, and runs functions on them."""
 
-    dataset: Any  # None: it works on what lies below
+    dataset: Any  # None: it works on the result of the stage below
     maps: tuple[Map, ...]
     seed: int
-    number: int  # of this segment in its pipeline
-    cached: bool  # whether a cache keeps what it gives: then no example may feel its neighbours
+    number: int  # of this stage in its pipeline
+    is_cached: bool  # then no example may depend on the others that are computed with it
 
     @property
     def random(self) -> bool:
-        """Whether it may draw from the process's generators."""
+        """Whether its code may draw random numbers."""
         return self.dataset is not None or any(each.random for each in self.maps)
 
     def run(self, below: Any, indices: Indices, epochs: Indices) -> Any:
-        """The batch of these examples; `below` is the batch that lies below, or a list of examples."""
-        if "torch" in sys.modules:
+        """Returns the batch of these examples; `below` is the batch of the stage below, or a list of examples."""
+        missing = framework_hooks.list_missing()
+        if not missing:
             return self._run(below, indices, epochs)
-        result = self._run(copied(below), indices, epochs)  # a function may write to what it gets
-        # Where the script's own code was the first to import torch, its generator was not seeded: all of it again.
-        return self._run(below, indices, epochs) if "torch" in sys.modules else result
+        result = self._run(copy_arrays(below), indices, epochs)  # a copy, because functions may write to their input
+        # If the script's code was the first to import a framework, that one's generator was not seeded: run it again.
+        return result if framework_hooks.list_missing() == missing else self._run(below, indices, epochs)
 
     def _run(self, below: Any, indices: Indices, epochs: Indices) -> Any:
-        groups = [[place] for place in range(len(indices))] if self.cached else [list(range(len(indices)))]
+        positions = list(range(len(indices)))
+        groups = [[position] for position in positions] if self.is_cached else [positions]
         functions = [each.function for each in self.maps]
-        with _alone(), IsolatedGenerators(self.dataset, *functions) as isolated:
+        # One thread, as in a reader process: the number of threads can change bits.
+        with framework_hooks.use_one_thread(), IsolatedGenerators(self.dataset, *functions) as isolated:
             parts = []
             for group in groups:
-                examples = self._examples(below, indices, epochs, group, isolated)
-                parts.append(self._batched(examples, indices[group], isolated))
-            if not self.random and isolated.has_moved():
-                raise _drawn(indices)
-        return parts[0] if len(parts) == 1 else join(parts)
+                examples = self._compute_examples(below, indices, epochs, group, isolated)
+                parts.append(self._run_batched(examples, indices[group], isolated))
+            if not self.random and isolated.has_changed():
+                raise _build_draw_error(indices)
+        return parts[0] if len(parts) == 1 else concatenate(parts)
 
-    def _examples(
+    def _compute_examples(
         self, below: Any, indices: Indices, epochs: Indices, group: list[int], isolated: IsolatedGenerators
     ) -> Any:
-        """The batch after every map of one example."""
+        """Returns the batch after all functions of one example."""
         single = [each for each in self.maps if not each.batched]
         if self.dataset is None and not single and not isinstance(below, list):
             return below
-        read = self._together(indices, epochs, group, isolated) if hasattr(self.dataset, "__getitems__") else None
+        has_getitems = hasattr(self.dataset, "__getitems__")
+        items = self._read_together(indices, epochs, group, isolated) if has_getitems else None
         examples = []
-        for place in group:
-            self._seed(isolated, int(epochs[place]), [int(indices[place])], 0 if read is None else 1)
-            with _explained(indices[[place]]):
-                if read is not None:
-                    example = read[place - group[0]]
+        for position in group:
+            self._seed(isolated, int(epochs[position]), [int(indices[position])], 0 if items is None else 1)
+            with _name_failed_examples(indices[[position]]):
+                if items is not None:
+                    example = items[position - group[0]]
                 elif self.dataset is not None:
-                    example = self.dataset[int(indices[place])]
+                    example = self.dataset[int(indices[position])]
                 else:
-                    example = row(below, place)
+                    example = select_example(below, position)
                 for each in single:
                     example = each(example)
             examples.append(example)
         return stack(examples)
 
-    def _together(self, indices: Indices, epochs: Indices, group: list[int], isolated: IsolatedGenerators) -> list[Any]:
-        """The data set's own way to read several at once; what it draws follows from all of them."""
+    def _read_together(
+        self, indices: Indices, epochs: Indices, group: list[int], isolated: IsolatedGenerators
+    ) -> list[Any]:
+        """Reads several examples with the data set's `__getitems__`; the seed depends on all of them."""
         wanted = [int(index) for index in indices[group]]
         self._seed(isolated, int(epochs[group[0]]), wanted, 0)
-        with _explained(indices[group]):
-            found = list(self.dataset.__getitems__(wanted))
-        if len(found) != len(wanted):
-            raise BatchError(f"__getitems__ gives an example for every index. Got {len(found)} for {len(wanted)}.")
-        return found
+        with _name_failed_examples(indices[group]):
+            items = list(self.dataset.__getitems__(wanted))
+        if len(items) != len(wanted):
+            raise BatchError(
+                f"The data set's __getitems__ returned {len(items)} examples for {len(wanted)} indices. Return one for "
+                "each index."
+            )
+        return items
 
-    def _batched(self, batch: Any, indices: Indices, isolated: IsolatedGenerators) -> Any:
+    def _run_batched(self, batch: Any, indices: Indices, isolated: IsolatedGenerators) -> Any:
         for each in self.maps:
             if each.batched:
-                before = isolated.states()
-                with _explained(indices):
-                    batch = batches.transform(batches.top(each(batch)), plain)
-                if isolated.has_moved(before):
-                    raise _drawn(indices)
+                before = isolated.get_states()
+                with _name_failed_examples(indices):
+                    batch = batches.transform(batches.top(each(batch)), to_numpy)
+                if isolated.has_changed(before):
+                    raise _build_draw_error(indices)
                 if batches.count(batch) != len(indices):
                     raise BatchError(
-                        "A function after .batch gives back as many examples as it got. "
-                        f"Got {batches.describe(batch)} for {len(indices)}."
+                        f"A function given to .map after .batch returned {batches.describe(batch)} for {len(indices)} "
+                        "examples. Return as many as it gets, or use .map before .batch."
                     )
         return batch
 
-    def _seed(self, isolated: IsolatedGenerators, epoch: int, indices: list[int], stage: int) -> None:
+    def _seed(self, isolated: IsolatedGenerators, epoch: int, indices: list[int], phase: int) -> None:
         if self.random:
-            # Work above a cache, or after the data set has read several, draws from elsewhere.
-            later = [self.number, stage] if self.number or stage else []
-            isolated.seed(seeds.derive("example", self.seed, epoch, *indices, *later))
+            # Stages above a cache, and functions after `__getitems__` (phase 1), need seeds of their own.
+            suffix = [self.number, phase] if self.number or phase else []
+            isolated.seed(seeds.derive("example", self.seed, epoch, *indices, *suffix))
 
 
-def _drawn(indices: Indices) -> ExactError:
+def _build_draw_error(indices: Indices) -> ExactError:
     return ExactError(
-        "What is drawn for an example must follow from the seed. A function given to .map drew random numbers for one "
-        f"of the {_named(indices)}, from a generator of the whole process, one that it holds, or a new one without a "
-        "seed. Write .map(f, random=True) before .batch: then all of these are seeded for each example."
+        f"A function given to .map drew random numbers for one of the {_name_examples(indices)}, from a global "
+        "generator, one that it holds, or a new one without a seed, so its result depends on what was read before. "
+        "Write .map(f, random=True) before .batch: then all of these are seeded for each example."
     )
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Torch on one thread, as in a reader process: the number of threads can change bits."""
-    torch = sys.modules.get("torch")
-    threads = 1 if torch is None else torch.get_num_threads()
-    if threads != 1:
-        torch.set_num_threads(1)  # type: ignore[union-attr]
-    try:
-        yield
-    finally:
-        if threads != 1:
-            torch.set_num_threads(threads)  # type: ignore[union-attr]
-
-
-@contextmanager
-def _explained(indices: Indices) -> Iterator[None]:
-    """Says which examples the script's own code failed on."""
+def _name_failed_examples(indices: Indices) -> Iterator[None]:
+    """Raises ExampleError, which names the examples, if the script's own code fails."""
     try:
         yield
     except Exception as error:
         raise ExampleError(
-            f"The script's own code failed on {_named(indices)}: {type(error).__name__}: {error}. "
-            "Mend the data set or the function given to .map."
+            f"The data set or a function given to .map failed on {_name_examples(indices)}: {type(error).__name__}: "
+            f"{error}. Fix it, or leave such examples out."
         ) from error
 
 
-def _named(indices: Indices) -> str:
-    """The examples in a few words, for errors."""
+def _name_examples(indices: Indices) -> str:
     if len(indices) == 1:
         return f"example {indices[0]}"
-    shown = ", ".join(str(index) for index in indices[:4])
-    return f"examples {shown}" + (f" … {indices[-1]} ({len(indices)} in all)" if len(indices) > 4 else "")
+    first = ", ".join(str(index) for index in indices[:4])
+    return f"examples {first}" + (f" … {indices[-1]} ({len(indices)} in all)" if len(indices) > 4 else "")

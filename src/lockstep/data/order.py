@@ -1,7 +1,7 @@
-"""The order: which example of its base stands where in an epoch.
+"""The order of an epoch: which example of the input is at which position.
 
-Shuffling, taking and repeating move examples about without looking at them. All of
-it is arithmetic on positions, so any part of any epoch is found at once.
+Shuffling, taking and repeating reorder examples without reading them. All of it is arithmetic on positions, so any part
+of any epoch can be computed directly.
 """
 
 from collections.abc import Sequence
@@ -17,52 +17,52 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Another order every epoch."""
+    """Reorders the examples, differently in every epoch."""
 
     seed: int
 
 
 @dataclass(frozen=True)
 class Take:
-    """Only the first ones."""
+    """Keeps the first `num`."""
 
     num: int
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """One epoch after another, without end."""
+    """Appends the next epoch, without end."""
 
 
 Move = Shuffle | Take | Repeat
 
 
 class Order:
-    """What moves do to `num` examples, or batches.
+    """The result of moves on `num` examples, or batches.
 
-    >>> Order(3, [Repeat(), Take(5)]).places(0, 2, 5)
+    >>> Order(3, [Repeat(), Take(5)]).locate(0, 2, 5)
     (array([0, 1, 1]), array([2, 0, 1]))
     """
 
     def __init__(self, num: int, moves: Sequence[Move]) -> None:
-        self.num: int | None = num  # None: endless
-        self.rounds = 1  # that an epoch takes of what is repeated
-        self._moves: list[tuple[Move, int]] = []  # with the number before it
+        self.num: int | None = num  # None: infinite
+        self.rounds = 1  # of what is repeated, in one epoch
+        self._moves: list[tuple[Move, int]] = []  # each with the number before it
         for index, move in enumerate(moves):
             before = self.num
             if isinstance(move, Take):
                 self.num = move.num if before is None else min(move.num, before)
             elif isinstance(move, Repeat):
                 self.num = None
-                taken = [later.num for later in moves[index:] if isinstance(later, Take)]
-                self.rounds = -(-min(taken) // before) if taken and before is not None else 1
+                limits = [later.num for later in moves[index:] if isinstance(later, Take)]
+                self.rounds = -(-min(limits) // before) if limits and before is not None else 1
             if before is not None:
                 self._moves.append((move, before))
 
-    def places(self, epoch: int, start: int, stop: int) -> tuple[Indices, Indices]:
-        """For the positions from `start` up to `stop` of an epoch: the base's own epochs, and indices."""
+    def locate(self, epoch: int, start: int, stop: int) -> tuple[Indices, Indices]:
+        """Returns the input's epochs and indices for the positions from `start` to `stop` of an epoch."""
         epochs = np.full(stop - start, epoch)
-        indices: Indices | None = None  # None: still one after another, from `start` on
+        indices: Indices | None = None  # None: the range from `start` to `stop` itself
         for move, num in reversed(self._moves):
             if isinstance(move, Repeat):
                 positions = np.arange(start, stop) if indices is None else indices
@@ -71,13 +71,13 @@ class Order:
                 if indices is None:
                     indices = order(move.seed, epoch, num).between(start, stop)
                 else:
-                    indices = _shuffled(move.seed, epochs, indices, num)
+                    indices = _shuffle(move.seed, epochs, indices, num)
         return epochs, np.arange(start, stop) if indices is None else indices
 
 
-def _shuffled(seed: int, epochs: Indices, positions: Indices, num: int) -> Indices:
+def _shuffle(seed: int, epochs: Indices, positions: Indices, num: int) -> Indices:
     result = np.empty_like(positions)
     for epoch in np.unique(epochs):
-        there = epochs == epoch
-        result[there] = order(seed, int(epoch), num).at(positions[there])
+        is_in_epoch = epochs == epoch
+        result[is_in_epoch] = order(seed, int(epoch), num).at(positions[is_in_epoch])
     return result

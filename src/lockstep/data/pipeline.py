@@ -1,34 +1,37 @@
-"""Pipelines: where examples come from and what becomes of them, as a value.
+"""Pipelines: where examples come from and how they are computed, as a value object.
 
-Building one reads nothing, opens nothing and starts nothing. Which bytes it has for
-an example follows from (seed, epoch, index): not from devices, from reader
-processes, or from where a run was resumed.
+Creating one reads nothing, opens nothing and starts nothing. The bytes of an example depend on (seed, epoch, index):
+not on devices, reader processes, or where a run was resumed.
 """
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from lockstep.core import batches
 from lockstep.core.arguments import check_flag, check_path, show
+from lockstep.core.batches import Rows
 from lockstep.data.cache import Cache
-from lockstep.data.compiled_pipeline import Batch, Chain, Prefetch, Step
-from lockstep.data.inputs import Arrays, Base, Indexed, Stream
+from lockstep.data.collate import select_example
+from lockstep.data.compiled_pipeline import Batch, CompiledPipeline, Prefetch, Step
+from lockstep.data.inputs import Arrays, Indexed, Input, Stream
 from lockstep.data.map_stage import Map
 from lockstep.data.order import Repeat, Shuffle, Take
 from lockstep.errors import BatchError
 
-MAX_AHEAD = 1000  # batches, all of which are begun at once and held
+MAX_PREFETCHED = 1000  # batches, which are all computed at once and kept in memory
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pipeline:
-    """A base and the steps built on it. Made by `arrays`, `indexed` and `stream`; every method gives a new one.
+    """An input and the steps applied to it. Created by `arrays`, `indexed` and `stream`; each method returns a new one.
 
-    Iterating gives the batches of epoch 0, or its examples where there is no `.batch`.
+    Iterating yields the batches of epoch 0, or its examples if there is no `.batch`.
 
     >>> import numpy as np
     >>> numbers = arrays(np.arange(6)).shuffle(seed=1).map(lambda number: number * 10).batch(4)
@@ -36,166 +39,178 @@ class Pipeline:
     [array([10, 40, 30, 20]), array([ 0, 50])]
     """
 
-    base: Base
+    input: Input
     steps: tuple[Step, ...] = ()
     workers: int | None = None
 
     def shuffle(self, seed: int = 0) -> "Pipeline":
-        """Another order in every epoch, which follows from (seed, epoch)."""
-        if isinstance(self.base, Stream):
-            raise BatchError("Examples are shuffled by index. A stream has none. Use lockstep.data.indexed.")
+        """Shuffles the examples, in another order each epoch, which depends on (seed, epoch)."""
+        if isinstance(self.input, Stream):
+            raise BatchError("A stream has no index to shuffle by. Use lockstep.data.indexed, or shuffle the iterable.")
         if self.batched or self._has(Repeat):
             before = ".batch" if self.batched else ".repeat"
-            raise BatchError(f"Examples are shuffled, epoch by epoch. Got .shuffle after {before}. Write it before.")
-        return self._with(Shuffle(_whole("seed", seed, None)))
+            raise BatchError(f".shuffle after {before} is not supported. Write it before {before}.")
+        return self._with(Shuffle(_check_integer("seed", seed, None)))
 
     def map(self, f: Callable[..., Any], random: bool = False, workers: int | None = None) -> "Pipeline":
-        """`f` of every example; a tuple is spread, `f(x, y)`.
+        """Applies `f` to every example; a tuple is passed as several arguments, `f(x, y)`.
 
-        With `random=True` Python's, numpy's and torch's global generators are seeded
+        With `random=True` the global random number generators of Python, numpy and torch are seeded
         for each example from (seed, epoch, index). After `.batch`, `f` gets arrays of
-        several examples at once and must treat each by itself. `workers` is the number
-        of reader processes of the host.
+        several examples at once and must compute each independently. `workers` is the number
+        of reader processes on the host.
         """
         if not callable(f):
-            raise BatchError(f".map takes a function. Got {show(f)}. Use for example .map(lambda x, y: (2 * x, y)).")
+            raise BatchError(f".map needs a function, not {show(f)}. Use for example .map(lambda x, y: (2 * x, y)).")
         if check_flag("random", random, BatchError) and self.batched:
             raise BatchError(
-                "What is drawn for an example follows from its index, so it is drawn one by one. "
-                "Got .map(f, random=True) after .batch. Write it before .batch."
+                ".map(f, random=True) after .batch is not supported: random numbers are seeded for each example. "
+                "Write it before .batch."
             )
         return self._with(Map(f, random, self.batched), workers)
 
     def batch(self, n: int, drop_last: bool = False) -> "Pipeline":
-        """Batches of `n` examples, across all devices; the last one may be short."""
+        """Groups examples to batches of `n`, across all devices; the last one may be smaller."""
         if self.batched:
-            raise BatchError(f"A pipeline is batched once. Got .batch({n}) after .batch. Leave one out.")
-        return self._with(Batch(_whole("batch", n, 1), check_flag("drop_last", drop_last, BatchError)))
+            raise BatchError(f".batch({n}) after .batch is not supported. Leave one of them out.")
+        return self._with(Batch(_check_integer("batch", n, 1), check_flag("drop_last", drop_last, BatchError)))
 
     def cache(self, path: str | os.PathLike[str] | None = None, key: str | None = None) -> "Pipeline":
-        """Keeps each example as epoch 0 has it, in memory or in a file, where a later run finds it.
+        """Stores each example of epoch 0, in memory or in a file that later runs read.
 
-        The file is made anew if the data or the code below it has changed: arrays, functions, the objects, modules and
-        global names that these use. What cannot be compared raises. With `key` the data set and functions are not
-        looked at: the file belongs to the key, and you give another one after every change. Files that your code opens
-        are never compared, so put their version into the key.
+        The file is computed again if the data or the code below it has changed: arrays, functions, and the objects,
+        modules and global names that these use. An object that cannot be compared raises. With `key` the data set and
+        functions are not compared: the file belongs to the key, and you change the key after every change. Files that
+        your code opens are never compared, so put their version into the key.
         """
         if key is not None and (path is None or not isinstance(key, str)):
             raise BatchError(
-                f"A key is a string that names what lies in a file. Got .cache({path!r}, key={key!r}). "
+                f".cache({path!r}, key={key!r}) needs a path and a string as key, or neither. "
                 'Use .cache(path, key="1").'
             )
-        if isinstance(self.base, Stream):
-            raise BatchError("A cache has a row for every example. A stream has no length. Use lockstep.data.indexed.")
-        place = None if path is None else check_path("path", path, BatchError, "examples.cache")
-        return self._with(Cache(place, key))
+        if isinstance(self.input, Stream):
+            raise BatchError("A stream has no length, so it cannot be cached. Use lockstep.data.indexed.")
+        checked_path = None if path is None else check_path("path", path, BatchError, "examples.cache")
+        return self._with(Cache(checked_path, key))
 
     def prefetch(self, n: int) -> "Pipeline":
         """Prepares the next `n` batches while the devices compute."""
-        return self._with(Prefetch(_whole("prefetch", n, 1, MAX_AHEAD)))
+        return self._with(Prefetch(_check_integer("prefetch", n, 1, MAX_PREFETCHED)))
 
     def repeat(self) -> "Pipeline":
-        """Epoch after epoch without end."""
+        """Repeats the epochs without end."""
         if self._has(Repeat):
-            raise BatchError("A pipeline is repeated once, without end. Got .repeat twice. Leave one out.")
+            raise BatchError(".repeat twice is not supported: one repeats without end. Leave one of them out.")
         return self._with(Repeat())
 
     def take(self, n: int) -> "Pipeline":
-        """The first `n` examples of an epoch, or after `.batch` its first `n` batches."""
-        return self._with(Take(_whole("take", n, 1)))
+        """Keeps the first `n` examples of an epoch, or after `.batch` its first `n` batches."""
+        return self._with(Take(_check_integer("take", n, 1)))
 
     def __iter__(self) -> Iterator[Any]:
-        """Epoch 0, as numpy."""
-        from lockstep.data.iteration import iterate
-
-        return iterate(self)
+        """Yields the batches or examples of epoch 0, as numpy."""
+        return _iterate(self)
 
     def __repr__(self) -> str:
-        """The chain in a few words."""
-        names = [type(self.base).__name__.lower(), *(type(step).__name__.lower() for step in self.steps)]
+        """Names the input and the steps."""
+        names = [type(self.input).__name__.lower(), *(type(step).__name__.lower() for step in self.steps)]
         return f"<lockstep.data {'.'.join(names)}>"
 
     @property
     def batched(self) -> bool:
-        """Whether it gives batches."""
+        """Whether it has a `.batch` step."""
         return self._has(Batch)
 
     @cached_property
-    def chain(self) -> Chain:
-        """The pipeline taken apart."""
-        return Chain(self.base, self.steps, self.workers, vars(self).get("identities"))
+    def compiled(self) -> CompiledPipeline:
+        """The pipeline split into moves and stages."""
+        return CompiledPipeline(self.input, self.steps, self.workers, vars(self).get("identities"))
 
     @property
     def fingerprint(self) -> int:
-        """A number that tells this pipeline from others."""
-        return self.chain.fingerprint
+        """A checksum of the pipeline's structure and a few of its examples."""
+        return self.compiled.fingerprint
 
     def _has(self, kind: type[Step]) -> bool:
         return any(isinstance(step, kind) for step in self.steps)
 
     def _with(self, step: Step, workers: int | None = None) -> "Pipeline":
         if workers is not None:
-            workers = max(_whole("workers", workers, 0), self.workers or 0)
+            workers = max(_check_integer("workers", workers, 0), self.workers or 0)
         return replace(self, steps=(*self.steps, step), workers=self.workers if workers is None else workers)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The value, without what was computed from it; but code is only compared where the script itself runs."""
-        identities = self.chain.identities()
-        return {"base": self.base, "steps": self.steps, "workers": self.workers, "identities": identities}
+        """Returns the fields and the caches' identities, because only the script's process can hash its code."""
+        identities = self.compiled.compute_identities()
+        return {"input": self.input, "steps": self.steps, "workers": self.workers, "identities": identities}
 
 
-def arrays(*nest: Any) -> Pipeline:
-    """Examples in arrays: numpy's, mapped files, paths of `.npy` files (which are mapped), or nests of these.
+def arrays(*pytree: Any) -> Pipeline:
+    """Creates a pipeline from arrays: numpy's, mapped files, paths of `.npy` files (which are mapped), or pytrees.
 
-    Several arguments are a tuple, `arrays(x, y)`; one is taken as it is.
+    Several arguments are a tuple, `arrays(x, y)`.
 
     >>> import numpy as np
     >>> next(iter(arrays(np.zeros((5, 2)), np.arange(5)).batch(2)))
     (array([[0., 0.],
            [0., 0.]]), array([0, 1]))
     """
-    if not nest:
-        raise BatchError("A pipeline begins with arrays. Got none. Write lockstep.data.arrays(x, y).")
+    if not pytree:
+        raise BatchError("lockstep.data.arrays() needs at least one array. Write lockstep.data.arrays(x, y).")
 
-    def leaf(value: Any) -> Any:
+    def make_absolute(value: Any) -> Any:
         return Path(os.path.abspath(value)) if isinstance(value, str | os.PathLike) else value
 
-    return Pipeline(Arrays(batches.transform(nest[0] if len(nest) == 1 else nest, leaf)))
+    return Pipeline(Arrays(batches.transform(pytree[0] if len(pytree) == 1 else pytree, make_absolute)))
 
 
 def indexed(dataset: Any, workers: int | None = None) -> Pipeline:
-    """Examples of anything with `__len__` and `__getitem__`; `__getitems__` is used where there is one.
+    """Creates a pipeline from an object with `__len__` and `__getitem__`; its `__getitems__` is used if it has one.
 
     >>> list(indexed(["a", "b", "c"]).batch(2))
     [['a', 'b'], ['c']]
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise BatchError(
-            f"A data set has __len__ and __getitem__. Got {type(dataset).__name__}. "
-            "Write them, or use lockstep.data.stream for examples without an index."
+            f"lockstep.data.indexed needs __len__ and __getitem__, and {type(dataset).__name__} lacks them. "
+            "Define them, or use lockstep.data.stream for examples without an index."
         )
-    return Pipeline(Indexed(dataset), workers=None if workers is None else _whole("workers", workers, 0))
+    return Pipeline(Indexed(dataset), workers=None if workers is None else _check_integer("workers", workers, 0))
 
 
 def stream(iterable: Iterable[Any]) -> Pipeline:
-    """Examples one after another, read in the script's own process.
+    """Creates a pipeline from an iterable of examples, which is read in the script's own process.
 
     >>> list(stream(range(5)).map(lambda number: number + 1).batch(2))
     [array([1, 2]), array([3, 4]), array([5])]
     """
     if not isinstance(iterable, Iterable) or getattr(iterable, "shape", None) == ():
-        raise BatchError(f"A stream is iterable. Got {show(iterable)}. Give a generator, or an object with __iter__.")
+        raise BatchError(f"{show(iterable)} is not iterable. Use a generator, or an object with __iter__.")
     return Pipeline(Stream(iterable))
 
 
-def _whole(name: str, value: Any, least: int | None, most: int | None = None) -> int:
+def _check_integer(name: str, value: Any, least: int | None, most: int | None = None) -> int:
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if not is_integer or (least is not None and value < least) or (most is not None and value > most):
-        rule = (
-            "a whole number"
-            if least is None
-            else f"a whole number from {least} {'on' if most is None else f'to {most}'}"
-        )
-        raise BatchError(f"{name} takes {rule}. Got {show(value)}. Use for example {name}={max(least or 0, 1)}.")
+        rule = "an integer" if least is None else f"an integer from {least} {'on' if most is None else f'to {most}'}"
+        raise BatchError(f"{name}={show(value)} is not {rule}. Use for example {name}={max(least or 0, 1)}.")
     number: int = value
     return number
+
+
+def _iterate(pipeline: Pipeline) -> Iterator[Any]:
+    """Yields the batches of epoch 0, or its examples; closes the threads and processes at the end."""
+    # Imported here, because these modules start processes, and creating a pipeline should not need them.
+    from lockstep.data.reader import PipelineReader
+    from lockstep.data.streaming import StreamReader
+
+    compiled = pipeline.compiled
+    with closing(StreamReader(compiled) if isinstance(pipeline.input, Stream) else PipelineReader(compiled)) as reader:
+        if isinstance(reader, StreamReader):
+            batches_read = reader.epoch(0, 0)
+        else:
+            numbers = count() if compiled.batches.num is None else range(compiled.batches.num)
+            rows = (Rows(None, 0, number, compiled.count_examples(0, number)) for number in numbers)
+            batches_read = (reader.read([each])[0] for each in rows)
+        for batch in batches_read:
+            yield batch if pipeline.batched else select_example(batch, 0)

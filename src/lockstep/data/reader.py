@@ -1,8 +1,8 @@
-"""A reader: turns rows of one pipeline into arrays, in one process.
+"""Readers, which turn rows of a pipeline into arrays, in one process.
 
-With `.prefetch` it also makes what will be asked for next, which it can tell: the
-same shard of the next batch. A wrong guess costs time and nothing else. Gathering
-happens on a thread; the script's own code runs in place or in reader processes.
+With `.prefetch` a reader also starts what it expects to be asked for next: the same shard of the next batch. A wrong
+guess costs time and nothing else. Arrays are gathered in a thread; the script's own code runs in this process or in
+reader processes.
 """
 
 import threading
@@ -17,48 +17,53 @@ from numpy.typing import NDArray
 from lockstep.core import batches, plan
 from lockstep.core.batches import Rows
 from lockstep.data.cache import Cache, Examples
-from lockstep.data.compiled_pipeline import Chain
+from lockstep.data.compiled_pipeline import CompiledPipeline
 from lockstep.data.inputs import Arrays
-from lockstep.data.map_stage import Segment
-from lockstep.data.reader_processes import Pool
+from lockstep.data.map_stage import MapStage
+from lockstep.data.reader_processes import ReaderPool
 from lockstep.errors import WorkerError
 
 Indices = NDArray[np.int64]
-Unit = tuple[Rows, ...]  # pieces that are made in one go
+Unit = tuple[Rows, ...]  # pieces that are computed together
 
 
-class Reader:
-    """The open end of a chain. `place` is this process's number, and the count, of those on its host."""
+class PipelineReader:
+    """Reads one pipeline. `place` is this process's index, and the number of processes, on its host."""
 
     def __init__(
-        self, chain: Chain, stage: Callable[[Any], Any] = lambda piece: piece, place: tuple[int, int] = (0, 1)
+        self,
+        pipeline: CompiledPipeline,
+        stage: Callable[[Any], Any] = lambda piece: piece,
+        place: tuple[int, int] = (0, 1),
     ) -> None:
         index, count = place
-        self._chain = chain
+        self._pipeline = pipeline
         self._stage = stage
-        self._num_workers = max(1, plan.sizes(chain.workers, count)[index]) if chain.workers else 0
+        # The workers of a host share the reader processes that `workers=` asks for, with at least one each.
+        self._num_workers = max(1, plan.sizes(pipeline.workers, count)[index]) if pipeline.workers else 0
         self._lock = threading.Lock()
-        self._hands = _Hands(max(1, self._num_workers)) if self._num_workers or chain.ahead else None
-        self._ahead: dict[Unit, Future[list[Any]]] = {}  # what is being made
-        self._pool: Pool | None = None
-        self._finalizer = weakref.finalize(self, _Hands.close, self._hands) if self._hands else None
+        has_threads = self._num_workers or pipeline.num_prefetched
+        self._threads = _Threads(max(1, self._num_workers)) if has_threads else None
+        self._started: dict[Unit, Future[list[Any]]] = {}  # prefetched
+        self._pool: ReaderPool | None = None
+        self._finalizer = weakref.finalize(self, _Threads.close, self._threads) if self._threads else None
 
     def read(self, pieces: Sequence[Rows]) -> list[Any]:
-        """The arrays of each piece."""
-        keys = tuple(_key(piece) for piece in pieces)
-        if self._hands is None:
-            return self._made(keys)
-        # Where several readers share the work, they share pieces.
+        """Returns the arrays of each piece."""
+        keys = tuple(_remove_pipeline(piece) for piece in pieces)
+        if self._threads is None:
+            return self._compute(keys)
+        # With several reader processes each piece is a unit of its own, so that they work at the same time.
         units = [(key,) for key in keys] if self._num_workers > 1 else [keys]
-        wanted = [self._begun(unit, self._ahead) for unit in units]
-        self._look_ahead(units)
-        return [piece for future in wanted for piece in future.result()]
+        futures = [self._start(unit, self._started) for unit in units]
+        self._prefetch(units)
+        return [piece for future in futures for piece in future.result()]
 
     def close(self) -> None:
         """Ends threads and reader processes. Idempotent."""
-        for future in self._ahead.values():
+        for future in self._started.values():
             future.cancel()
-        self._ahead = {}
+        self._started = {}
         if self._finalizer is not None:
             self._finalizer()
         if self._pool is not None:
@@ -66,16 +71,16 @@ class Reader:
             self._pool = None
 
     def run(self, number: int, below: Any, indices: Indices, epochs: Indices) -> Any:
-        """What the numbered segment makes of what lies below, in a reader process where there are any."""
+        """Runs the map stage with this number on the result below it, in a reader process if there are any."""
         if not self._num_workers:
-            return self._chain.segments[number].run(below, indices, epochs)
+            return self._pipeline.map_stages[number].run(below, indices, epochs)
         with self._lock:
             if self._pool is None:
-                self._pool = Pool(self._chain.segments, self._num_workers)
+                self._pool = ReaderPool(self._pipeline.map_stages, self._num_workers)
             pool = self._pool
         try:
             return pool.run(number, below, indices, epochs)
-        except WorkerError:  # a reader is lost: the next read starts new ones
+        except WorkerError:  # a reader process has died: the next read starts new ones
             with self._lock:
                 if self._pool is pool:
                     self._pool = None
@@ -83,67 +88,105 @@ class Reader:
             raise
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        """Has a thread of this reader call the function."""
-        assert self._hands is not None
-        return self._hands.submit(function, *arguments)
+        """Calls the function in a thread of this reader."""
+        assert self._threads is not None
+        return self._threads.submit(function, *arguments)
 
     @property
-    def threaded(self) -> bool:
-        """Whether there are threads to submit to."""
-        return self._hands is not None
+    def has_threads(self) -> bool:
+        """Whether `submit` can be used."""
+        return self._threads is not None
 
-    def _begun(self, unit: Unit, ahead: "dict[Unit, Future[list[Any]]]") -> "Future[list[Any]]":
-        """What was begun ahead of time, taken out; else begun now."""
-        return ahead.pop(unit) if unit in ahead else self.submit(self._made, unit)
+    def _start(self, unit: Unit, started: "dict[Unit, Future[list[Any]]]") -> "Future[list[Any]]":
+        """Removes and returns the unit's future if it was prefetched; otherwise starts it."""
+        return started.pop(unit) if unit in started else self.submit(self._compute, unit)
 
-    def _look_ahead(self, units: Sequence[Unit]) -> None:
-        """Begins what comes next, and forgets what was guessed wrong."""
-        old, self._ahead = self._ahead, {}
-        for _ in range(self._chain.ahead):
-            units = [tuple(self._chain.next(piece) for piece in unit) for unit in units]
+    def _prefetch(self, units: Sequence[Unit]) -> None:
+        """Starts the next units, and cancels those that were guessed wrong."""
+        old, self._started = self._started, {}
+        for _ in range(self._pipeline.num_prefetched):
+            units = [tuple(self._pipeline.get_next(piece) for piece in unit) for unit in units]
             for guess in (tuple(piece for piece in unit if len(piece)) for unit in units):
                 if guess:
-                    self._ahead[guess] = self._begun(guess, old)
+                    self._started[guess] = self._start(guess, old)
         for future in old.values():
             future.cancel()
 
-    def _made(self, pieces: Unit) -> list[Any]:
-        """The pieces; what does not see whole shards is done for all of them at once."""
-        stages = self._chain.stages
-        top = stages[-1] if stages and isinstance(stages[-1], Segment) else None
-        epochs, indices = self._chain.places(pieces)
-        whole = self._value(len(stages) - (top is not None), epochs, indices)
+    def _compute(self, pieces: Unit) -> list[Any]:
+        """Returns the pieces. All stages but the last map stage run once for all of them.
+
+        The last one runs on each piece by itself, because functions after `.batch` get whole shards.
+        """
+        stages = self._pipeline.stages
+        top = stages[-1] if stages and isinstance(stages[-1], MapStage) else None
+        epochs, indices = self._pipeline.locate(pieces)
+        together = self._compute_stages(len(stages) - (top is not None), epochs, indices)
         result = []
         start = 0
         for piece in pieces:
             own = slice(start, start + len(piece))
-            batch = batches.select(whole, own)
+            batch = batches.select(together, own)
             if top is not None:
                 batch = self.run(top.number, batch, indices[own], epochs[own])
             result.append(self._stage(batches.inputs(batch) if piece.only_inputs else batch))
             start = own.stop
         return result
 
-    def _value(self, depth: int, epochs: Indices, indices: Indices) -> Any:
-        """The batch after so many stages."""
+    def _compute_stages(self, depth: int, epochs: Indices, indices: Indices) -> Any:
+        """Returns the batch after the first `depth` stages."""
         if depth == 0:
-            base = self._chain.base
-            return base.gather(indices) if isinstance(base, Arrays) else None
-        stage = self._chain.stages[depth - 1]
+            input = self._pipeline.input
+            return input.gather(indices) if isinstance(input, Arrays) else None
+        stage = self._pipeline.stages[depth - 1]
         if isinstance(stage, Cache):
-            num_examples = self._chain.base.num_examples
+            num_examples = self._pipeline.input.num_examples
             assert num_examples is not None
 
             def compute(missing: Indices) -> Any:
-                return self._value(depth - 1, np.zeros_like(missing), missing)
+                return self._compute_stages(depth - 1, np.zeros_like(missing), missing)  # a cache stores epoch 0
 
-            known = "" if stage.path is None else self._chain.identity(depth - 1)
-            return stage.read(indices, Examples(num_examples, known, compute))
-        return self.run(stage.number, self._value(depth - 1, epochs, indices), indices, epochs)
+            identity = "" if stage.path is None else self._pipeline.compute_identity(depth - 1)
+            return stage.read(indices, Examples(num_examples, identity, compute))
+        return self.run(stage.number, self._compute_stages(depth - 1, epochs, indices), indices, epochs)
 
 
-class _Hands:
-    """Threads that end when told to, also by one of themselves."""
+_Open = weakref.WeakKeyDictionary[Any, tuple[PipelineReader, "weakref.finalize[..., Any]"]]
+
+
+class Readers:
+    """The readers of one process, one for each pipeline.
+
+    A reader is opened with the first rows of its pipeline, and closed when the pipeline is garbage-collected, or with
+    `close`.
+    """
+
+    def __init__(self, stage: Callable[[Any], Any] = lambda piece: piece, place: tuple[int, int] = (0, 1)) -> None:
+        self._stage = stage
+        self._place = place
+        self._open: _Open = weakref.WeakKeyDictionary()
+        weakref.finalize(self, _close_all, self._open)
+
+    def read(self, pieces: Sequence[Rows]) -> list[Any]:
+        """Returns the arrays of each piece; all pieces are of one pipeline."""
+        pipeline = pieces[0].pipeline
+        if pipeline not in self._open:
+            reader = PipelineReader(pipeline.compiled, self._stage, self._place)
+            self._open[pipeline] = reader, weakref.finalize(pipeline, reader.close)
+        return self._open[pipeline][0].read(pieces)
+
+    def close(self) -> None:
+        """Closes every reader. Idempotent; a later read opens a new one."""
+        _close_all(self._open)
+
+
+def _close_all(readers: _Open) -> None:
+    for _, finalizer in list(readers.values()):
+        finalizer()
+    readers.clear()
+
+
+class _Threads:
+    """A thread pool that can be closed from any thread, also from one of its own."""
 
     def __init__(self, count: int) -> None:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="lockstep-reader")
@@ -152,10 +195,11 @@ class _Hands:
         return self._executor.submit(function, *arguments)
 
     def close(self) -> None:
-        own = threading.current_thread() in self._executor._threads  # the collector of garbage may run in any thread
-        self._executor.shutdown(wait=not own, cancel_futures=True)
+        # The garbage collector may call this in one of the pool's threads, which cannot wait for itself.
+        is_own = threading.current_thread() in self._executor._threads
+        self._executor.shutdown(wait=not is_own, cancel_futures=True)
 
 
-def _key(piece: Rows) -> Rows:
-    """The piece without its pipeline, which a reader must not keep alive."""
+def _remove_pipeline(piece: Rows) -> Rows:
+    """Returns the piece without its pipeline, because a reader that refers to its pipeline would keep it alive."""
     return Rows(None, piece.epoch, piece.batch, piece.num_examples, piece.shard, piece.num_shards, piece.only_inputs)

@@ -1,8 +1,7 @@
 """Sources: the batches of an epoch, the same for any number of devices.
 
-A source gives whole batches, or `Rows` that say which examples a batch holds. Which
-example comes when is a pure function of (seed, epoch), so an epoch can be read again
-from anywhere.
+A source gives whole batches, or `Rows` that refer to the examples of a batch. The order of the examples is a pure
+function of (seed, epoch), so an epoch can be read again from any batch.
 """
 
 from collections.abc import Iterator
@@ -18,35 +17,35 @@ from lockstep.data.inputs import Stream
 from lockstep.data.loaders import IterableSource
 from lockstep.data.order import Repeat, Take
 from lockstep.data.pipeline import Pipeline, indexed
-from lockstep.data.streaming import Streaming
+from lockstep.data.streaming import StreamReader
 from lockstep.errors import BatchError
 
 AT_ONCE = "at once"
 
 
 class Source(Protocol):
-    """Where batches come from."""
+    """The batches of every epoch."""
 
     num_examples: int | None
     num_steps: int | None
     batch_size: int | None
-    endless: bool  # one epoch without end
-    once: bool  # it can be read once: what was read is gone
-    resumes: str  # how it comes to a batch in the middle of an epoch, for a person to read
+    endless: bool  # it has one infinite epoch
+    once: bool  # it can be read only once
+    resumes: str  # how it gets to a batch in the middle of an epoch, for the user
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """The batches of epoch `index` from batch number `start` on.
+        """Yields the batches of epoch `index` from batch number `start` on.
 
-        `state` is what `state()` said when that many had been read. An endless
-        source has epoch 0 alone, and `start` counts from the very beginning.
+        `state` is what `state()` returned when that many had been read. An infinite source has only epoch 0, and
+        `start` counts from its first batch.
         """
 
     def state(self) -> Any:
-        """What the loader itself says of where it stands after the last batch given out; None where it does not."""
+        """Returns the loader's own state after the last batch that was yielded; None if it has none."""
 
 
 class ArraySource:
-    """Arrays in memory, gathered by index.
+    """Batches of arrays in memory, gathered by index.
 
     >>> import numpy as np
     >>> source = ArraySource((np.arange(5), np.arange(5) * 10), batch_size=2, shuffle=False, seed=0)
@@ -66,25 +65,25 @@ class ArraySource:
         self.num_steps: int | None = -(-self.num_examples // batch_size)
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """The batches of the epoch, in the order of (seed, epoch) where shuffled."""
+        """Yields the batches of the epoch, in the order of (seed, epoch) if shuffled."""
         assert self.num_examples is not None
         assert self.batch_size is not None
-        found = order(self._seed, index, self.num_examples) if self._shuffle else None
+        permutation = order(self._seed, index, self.num_examples) if self._shuffle else None
         for first in range(start * self.batch_size, self.num_examples, self.batch_size):
             stop = min(first + self.batch_size, self.num_examples)
-            yield batches.select(self._arrays, slice(first, stop) if found is None else found.between(first, stop))
+            selection = slice(first, stop) if permutation is None else permutation.between(first, stop)
+            yield batches.select(self._arrays, selection)
 
     def state(self) -> Any:
-        """Arrays have none."""
+        """Returns None: arrays have no state."""
         return None
 
 
 class PipelineSource:
-    """A pipeline whose examples have an index: its batches are `Rows`.
+    """Batches of a pipeline whose examples have an index, as `Rows`.
 
-    The rows refer to a copy of the pipeline that lives as long as the source: what was
-    opened to read, and what the workers were sent, is made anew for each source. So all
-    have the script's data as it is when the source is made.
+    The rows refer to a copy of the pipeline that lives as long as the source, and readers and workers are opened per
+    copy. So each source reads the script's data as it is when the source is created.
 
     >>> from lockstep.data import arrays
     >>> import numpy as np
@@ -97,89 +96,91 @@ class PipelineSource:
     resumes = AT_ONCE
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = replace(pipeline, base=replace(pipeline.base))
-        chain = self.pipeline.chain
-        self.batch_size: int | None = chain.batch.size
-        self.num_steps: int | None = chain.batches.num
+        self.pipeline = replace(pipeline, input=replace(pipeline.input))
+        compiled = self.pipeline.compiled
+        self.batch_size: int | None = compiled.batch.size
+        self.num_steps: int | None = compiled.batches.num
         self.endless = self.num_steps is None
         self.num_examples: int | None = None
         if self.num_steps is not None:
-            self.num_examples = (self.num_steps - 1) * chain.batch.size + chain.size(0, self.num_steps - 1)
+            self.num_examples = (self.num_steps - 1) * compiled.batch.size + compiled.count_examples(
+                0, self.num_steps - 1
+            )
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """References to the epoch's batches; who computes a shard reads it."""
-        chain = self.pipeline.chain
+        """Yields references to the epoch's batches; the process that computes a shard reads it."""
+        compiled = self.pipeline.compiled
         for number in count(start) if self.num_steps is None else range(start, self.num_steps):
-            yield batches.Rows(self.pipeline, index, number, chain.size(index, number))
+            yield batches.Rows(self.pipeline, index, number, compiled.count_examples(index, number))
 
     def state(self) -> Any:
-        """A pipeline's place is a number."""
+        """Returns None: the number of the batch is enough."""
         return None
 
 
 class StreamSource:
-    """A pipeline over a stream: its batches are made here."""
+    """Batches of a pipeline over a stream, read in this process."""
 
     num_examples: int | None = None
     num_steps: int | None = None
     resumes = loaders.BY_DROPPING
 
     def __init__(self, pipeline: Pipeline, seed: int = 0) -> None:
-        chain = pipeline.chain
-        assert isinstance(chain.base, Stream)
-        self.batch_size: int | None = chain.batch.size
-        self.once = iter(chain.base.iterable) is chain.base.iterable
-        moves = [*chain.moves, *chain.batch_moves]
+        compiled = pipeline.compiled
+        assert isinstance(compiled.input, Stream)
+        self.batch_size: int | None = compiled.batch.size
+        self.once = iter(compiled.input.iterable) is compiled.input.iterable
+        moves = [*compiled.moves, *compiled.batch_moves]
         repeats = [index for index, move in enumerate(moves) if isinstance(move, Repeat)]
         self.endless = bool(repeats) and not any(isinstance(move, Take) for move in moves[repeats[0] :])
-        self._streaming = Streaming(chain, seed)
+        self._reader = StreamReader(compiled, seed)
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """The stream's batches."""
-        return loaders.checked(self._streaming.epoch(index, start), self.once and index > 0, index)
+        """Yields the stream's batches."""
+        return loaders.check_not_empty(self._reader.epoch(index, start), self.once and index > 0, index)
 
     def state(self) -> Any:
-        """A stream says nothing."""
+        """Returns None: a stream has no state."""
         return None
 
 
-def of(data: Any, batch_size: int, shuffle: bool, seed: int) -> Source:
-    """The source for a pipeline, arrays, nests of arrays, a data set of examples, or an iterable of batches."""
+def open_source(data: Any, batch_size: int, shuffle: bool, seed: int) -> Source:
+    """Returns the source for a pipeline, a pytree of arrays, a data set of examples, or an iterable of batches."""
     shuffle = check_flag("shuffle", shuffle, BatchError)
     if isinstance(data, Pipeline):
         pipeline = data if data.batched else data.batch(batch_size)
-        return StreamSource(pipeline, seed) if isinstance(data.base, Stream) else PipelineSource(pipeline)
+        return StreamSource(pipeline, seed) if isinstance(data.input, Stream) else PipelineSource(pipeline)
     if isinstance(data, dict | tuple) or batches.is_array(data):
         return ArraySource(data, batch_size, shuffle, seed)
-    if _is_data_set(data) and getattr(data, "shape", None) != ():  # an array without axes holds no examples
+    if _is_data_set(data) and getattr(data, "shape", None) != ():  # an array without axes has no examples
         examples = indexed(data)
         return PipelineSource((examples.shuffle(seed) if shuffle else examples).batch(batch_size))
-    own = None if getattr(data, "shape", None) == () else loaders.of(data, seed)
-    if own is not None:
-        return own
+    source = None if getattr(data, "shape", None) == () else loaders.open_loader(data, seed)
+    if source is not None:
+        return source
     raise BatchError(
-        "Data is (inputs, targets), a nest of arrays, a data set, a loader or an iterable of batches. "
-        f"Got {batches.describe(data)}. Give fit((x, y), ...)."
+        f"{batches.describe(data)} is not usable as data. Use (inputs, targets), a pytree of arrays, a data set, a "
+        "loader or an iterable of batches, e.g. fit((x, y), ...)."
     )
 
 
 def _is_data_set(data: Any) -> bool:
-    """Whether it holds examples by index: what can be iterated, and cannot be asked for several, holds batches."""
-    reads = hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, str | bytes)
-    return reads and (not hasattr(data, "__iter__") or hasattr(data, "__getitems__"))
+    """Returns whether this has examples by index. An iterable without `__getitems__` is taken to have batches."""
+    has_index = hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, str | bytes)
+    return has_index and (not hasattr(data, "__iter__") or hasattr(data, "__getitems__"))
 
 
-def first(source: Source, steps: int) -> list[Any]:
-    """The first batches, from as many epochs as they take."""
+def read_batches(source: Source, steps: int) -> list[Any]:
+    """Returns the first `steps` batches, from as many epochs as needed."""
     result: list[Any] = []
     for epoch in count():
         more = list(islice(source.epoch(epoch), steps - len(result)))
         if not more:
-            raise BatchError(f"An epoch holds at least one batch. Epoch {epoch + 1} had none. Give data.")
+            raise BatchError(f"Epoch {epoch + 1} of the data has no batch. Use data with at least one example.")
         result += more
         if len(result) == steps:
             break
     return result
 
 
-__all__ = ["ArraySource", "IterableSource", "PipelineSource", "Source", "StreamSource", "first", "of"]
+__all__ = ["ArraySource", "IterableSource", "PipelineSource", "Source", "StreamSource", "open_source", "read_batches"]

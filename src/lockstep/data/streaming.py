@@ -1,7 +1,6 @@
-"""Streaming: the batches of a stream, made in the script's own process.
+"""Streams: batches from an iterable that has no index, read in the script's own process.
 
-A stream has no index to read by, so its examples are taken one after another by the
-thread that asks for the batches; what is built on it may run in reader processes.
+The examples are read one after another by the thread that asks for the batches; map stages may run in reader processes.
 """
 
 from collections import deque
@@ -12,103 +11,109 @@ from typing import Any
 import numpy as np
 
 from lockstep.core import seeds
-from lockstep.core.global_rng import Apart
-from lockstep.core.held_rng import find_generators, read_apart, seed_generators
+from lockstep.core.find_rng import find_generators
+from lockstep.core.global_rng import SeparateGenerators
+from lockstep.core.local_rng import iterate_separately, seed_generators
 from lockstep.data.collate import stack
-from lockstep.data.compiled_pipeline import Chain
+from lockstep.data.compiled_pipeline import CompiledPipeline
 from lockstep.data.inputs import Stream
 from lockstep.data.order import Move, Order, Repeat, Take
-from lockstep.data.reader import Reader
+from lockstep.data.reader import PipelineReader
 from lockstep.errors import BatchError
 
 Example = tuple[int, int, Any]  # epoch, index, and the example itself
-Read = Callable[[int], Iterator[Any]]  # what an epoch holds
+ReadEpoch = Callable[[int], Iterator[Any]]  # returns the items of an epoch
 
 
-class Streaming:
-    """A stream and the reader that works on its examples."""
+class StreamReader:
+    """Reads the batches of a stream."""
 
-    def __init__(self, chain: Chain, seed: int = 0) -> None:
-        self._chain = chain
+    def __init__(self, pipeline: CompiledPipeline, seed: int = 0) -> None:
+        self._pipeline = pipeline
         self._seed = seed
-        self._reader = Reader(chain)
-        self._groups = _groups(chain)
+        self._reader = PipelineReader(pipeline)
+        self._read_groups = _build_groups(pipeline)
 
     def epoch(self, index: int, start: int) -> Iterator[Any]:
-        """The batches of an epoch; those before `start` are read and dropped.
+        """Yields the batches of an epoch; those before `start` are read and dropped.
 
-        What the stream draws follows from (seed, epoch), so a resumed epoch has the same examples.
+        Random numbers that the stream draws depend on (seed, epoch), so a resumed epoch has the same examples.
         """
-        assert isinstance(self._chain.base, Stream)
+        assert isinstance(self._pipeline.input, Stream)
         seed = seeds.derive("stream", self._seed, index)
-        seed_generators(find_generators(self._chain.base.iterable), seed)
-        groups = islice(read_apart(lambda: self._groups(index), Apart(seed)), start, None)
-        if not self._reader.threaded:
-            yield from map(self._batch, groups)
+        seed_generators(find_generators(self._pipeline.input.iterable), seed)
+        groups = islice(
+            iterate_separately(lambda: self._read_groups(index), SeparateGenerators(seed)),
+            start,
+            None,
+        )
+        if not self._reader.has_threads:
+            yield from map(self._compute_batch, groups)
             return
-        ahead = deque(self._reader.submit(self._batch, group) for group in islice(groups, 1 + self._chain.ahead))
-        while ahead:
-            batch = ahead.popleft().result()
-            ahead.extend(self._reader.submit(self._batch, group) for group in islice(groups, 1))
+        num_ahead = 1 + self._pipeline.num_prefetched
+        futures = deque(self._reader.submit(self._compute_batch, group) for group in islice(groups, num_ahead))
+        while futures:
+            batch = futures.popleft().result()
+            futures.extend(self._reader.submit(self._compute_batch, group) for group in islice(groups, 1))
             yield batch
 
     def close(self) -> None:
         """Ends threads and reader processes."""
         self._reader.close()
 
-    def _batch(self, group: list[Example]) -> Any:
-        epochs, indices = (np.array([each[place] for each in group]) for place in (0, 1))
+    def _compute_batch(self, group: list[Example]) -> Any:
+        epochs, indices = (np.array([each[position] for each in group]) for position in (0, 1))
         examples = [each[2] for each in group]
-        return self._reader.run(0, examples, indices, epochs) if self._chain.segments else stack(examples)
+        return self._reader.run(0, examples, indices, epochs) if self._pipeline.map_stages else stack(examples)
 
 
-def _groups(chain: Chain) -> Read:
-    """The examples of each batch of an epoch, as the chain's moves have it."""
-    base, size, drop_last = chain.base, chain.batch.size, chain.batch.drop_last
-    assert isinstance(base, Stream)
-    taken = [Take(move.num * size) for move in chain.batch_moves if isinstance(move, Take)]
-    order = Order(base.least, [*chain.moves, *taken])
+def _build_groups(pipeline: CompiledPipeline) -> ReadEpoch:
+    """Returns a function that reads an epoch's examples, grouped by batch, after all moves of the pipeline."""
+    stream, size, drop_last = pipeline.input, pipeline.batch.size, pipeline.batch.drop_last
+    assert isinstance(stream, Stream)
+    takes = [Take(move.num * size) for move in pipeline.batch_moves if isinstance(move, Take)]
+    order = Order(stream.min_examples, [*pipeline.moves, *takes])
 
-    def examples(epoch: int) -> Iterator[Example]:
-        return ((epoch, index, example) for index, example in enumerate(base.iterable))
+    def read_examples(epoch: int) -> Iterator[Example]:
+        return ((epoch, index, example) for index, example in enumerate(stream.iterable))
 
-    moved = _moved(examples, chain.moves, order.rounds)
+    read_moved = _apply_moves(read_examples, pipeline.moves, order.rounds)
 
-    def batches(epoch: int) -> Iterator[list[Example]]:
-        found = moved(epoch)
-        while group := list(islice(found, size)):
+    def read_batches(epoch: int) -> Iterator[list[Example]]:
+        examples = read_moved(epoch)
+        while group := list(islice(examples, size)):
             if len(group) == size or not drop_last:
                 yield group
 
     steps = (order.num or 1) // size if drop_last else -(-(order.num or 1) // size)
-    return _moved(batches, chain.batch_moves, Order(max(1, steps), chain.batch_moves).rounds)
+    return _apply_moves(read_batches, pipeline.batch_moves, Order(max(1, steps), pipeline.batch_moves).rounds)
 
 
-def _moved(read: Read, moves: Sequence[Move], rounds: int) -> Read:
-    """`read`, taken and repeated; an epoch that repeats has so many rounds, each an epoch of what lies below."""
+def _apply_moves(read: ReadEpoch, moves: Sequence[Move], rounds: int) -> ReadEpoch:
+    """Returns `read` with takes and repeats. An epoch that repeats has `rounds` epochs of the original."""
     for move in moves:
         if isinstance(move, Take):
-            read = _taken(read, move.num)
+            read = _take(read, move.num)
         elif isinstance(move, Repeat):
-            read = _repeated(read, rounds)
+            read = _repeat(read, rounds)
     return read
 
 
-def _taken(read: Read, num: int) -> Read:
+def _take(read: ReadEpoch, num: int) -> ReadEpoch:
     return lambda epoch: islice(read(epoch), num)
 
 
-def _repeated(read: Read, rounds: int) -> Read:
-    def found(epoch: int) -> Iterator[Any]:
+def _repeat(read: ReadEpoch, rounds: int) -> ReadEpoch:
+    def read_repeated(epoch: int) -> Iterator[Any]:
         for number in count(epoch * rounds):
-            empty = True
+            is_empty = True
             for each in read(number):
-                empty = False
+                is_empty = False
                 yield each
-            if empty:
+            if is_empty:
                 raise BatchError(
-                    f"A stream that is repeated can be read again. This one had nothing in round {number + 1}: a "
-                    "generator can be read once. Give a list, or an object whose __iter__ begins anew."
+                    f"The repeated stream had no examples in round {number + 1}, so it is a generator, which can be "
+                    "read once. Use a list, or an object whose __iter__ starts again."
                 )
 
-    return found
+    return read_repeated

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lockstep.core.atomic_file import replace_file
 from lockstep.errors import DatasetError
-from lockstep.launch.environment import cache_home
+from lockstep.launch.environment import find_cache_home
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 MIRRORS = (
@@ -92,7 +92,7 @@ def _load_part(name: str) -> Images:
 
 def _find_content(name: str) -> bytes:
     """Return the unpacked content of a file from the first place that has it."""
-    cached = cache_home() / "lockstep" / "fashion-mnist" / f"{name}.gz"
+    cached = find_cache_home() / "lockstep" / "fashion-mnist" / f"{name}.gz"
     failures = []
     for path in (DEBIAN / f"{name}.gz", cached):
         try:

@@ -20,7 +20,9 @@ _ANY = 1000  # columns: a table's own width is measured within a limit
 def render_breakdown(breakdown: Breakdown) -> Group:
     """Milliseconds of a step and shares of it, a row for each replica; and the sentence on what limits the run."""
     speed = f"{breakdown.samples_per_second:,.0f} samples/s"
-    text = f"{breakdown.num_steps} steps in {format_duration(breakdown.seconds)} s, {speed}. {breakdown.sentence()}."
+    text = (
+        f"{breakdown.num_steps} steps in {format_duration(breakdown.seconds)} s, {speed}. {breakdown.describe_limit()}."
+    )
     return Group(_Parts(breakdown), Text(text))
 
 

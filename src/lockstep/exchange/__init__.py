@@ -1,1 +1,1 @@
-"""What brings the partial sums of several processes together."""
+"""Exchanges: how the partial sums of several processes are added."""

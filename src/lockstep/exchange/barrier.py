@@ -1,11 +1,10 @@
-"""A barrier in shared memory: every process waits until all have arrived, and learns who failed.
+"""A barrier in shared memory: each process waits until all have arrived, and learns whether one has failed.
 
-Each process writes the number of the barrier it has reached into shared memory
-and rings every other process's eventfd. It reads the others' partial sums without
-a fence: x86 shows a process's writes to the others in the order in which they were
-made, other processors may not, so they are refused. The controlling process also watches its
-workers' pidfds in the same poll, so a death is noticed at once; it alone decides
-what follows. A worker dies with its parent and need not watch it.
+Each process writes the number of the barrier that it has reached into shared memory and signals every other process's
+eventfd. There is no memory fence before it reads the others' partial sums: on x86 other processors see a process's
+writes in program order, so whoever sees the barrier's number also sees the partial sums written before it. Processors
+without that guarantee are refused. The controlling process also polls its workers' pidfds, so it notices the death of
+one at once. Workers need not watch it, because they die with their parent.
 """
 
 import os
@@ -14,38 +13,38 @@ import select
 from collections.abc import Sequence
 
 from lockstep.errors import PeerFailed, PlatformError
-from lockstep.exchange.region import Region
+from lockstep.launch.shm import Region
 
-_LINE = 64  # one cache line a process: [barrier reached, barrier failed at]
+_LINE = 64  # one cache line per process, so that they do not contend: [barrier reached, barrier failed at]
 
 
 def require_ordered_writes() -> None:
-    """Raises `PlatformError` on processors that may show a process's writes to the others in another order."""
+    """Raises `PlatformError` on processors where other processes may see writes in another order."""
     machine = platform.machine()
     if machine.lower() not in ("x86_64", "amd64"):
         raise PlatformError(
-            "Several replicas with a process each on one host rely on the memory order of x86-64. This processor is "
+            "Several replicas in processes of one host need the memory order of x86-64. This processor is "
             f"{machine or 'unknown'}. Use devices=1, or start the script with torchrun."
         )
 
 
 class Barrier:
-    """A barrier of `len(bells)` processes, of which this is number `index`."""
+    """This process's end of a barrier of `len(events)` processes; `watched` are pidfds whose end is a failure."""
 
-    def __init__(self, index: int, region: Region, bells: Sequence[int], watched: Sequence[int] = ()) -> None:
-        words = region.view(len(bells) * _LINE)[: len(bells) * _LINE].cast("q")
+    def __init__(self, index: int, region: Region, events: Sequence[int], watched: Sequence[int] = ()) -> None:
+        words = region.view(len(events) * _LINE)[: len(events) * _LINE].cast("q")
         self._reached, self._failed = words[:: _LINE // 8], words[1 :: _LINE // 8]
         self._index = index
-        self._others = [bell for number, bell in enumerate(bells) if number != index]
-        self._bell = bells[index]
+        self._others = [event for number, event in enumerate(events) if number != index]
+        self._event = events[index]
         self._watched = frozenset(watched)
         self._poll = select.poll()
-        for descriptor in (self._bell, *watched):
+        for descriptor in (self._event, *watched):
             self._poll.register(descriptor, select.POLLIN)
         self._number = 0
 
     def wait(self) -> None:
-        """Arrives, and returns when all have; raises PeerFailed where one failed or died."""
+        """Arrives and blocks until all have arrived; raises PeerFailed if one has failed or died."""
         self._arrive()
         while min(self._reached) < self._number:
             for descriptor, _ in self._poll.poll():
@@ -56,12 +55,12 @@ class Barrier:
             raise PeerFailed
 
     def fail(self) -> None:
-        """Arrives as one that failed, and does not wait."""
+        """Arrives as a failed process, without blocking."""
         self._failed[self._index] = self._number + 1
         self._arrive()
 
     def _arrive(self) -> None:
         self._number += 1
         self._reached[self._index] = self._number
-        for bell in self._others:
-            os.eventfd_write(bell, 1)
+        for event in self._others:
+            os.eventfd_write(event, 1)

@@ -1,7 +1,6 @@
 """The protocol of an exchange, which adds the processes' partial sums in tree order.
 
-Transports move bytes; the additions are the backend's own. Whatever the distance
-between the processes, the interface is this one and so are the bits.
+Transports move bytes; the additions are the backend's own. So the bits do not depend on the transport.
 """
 
 from collections.abc import Mapping
@@ -14,22 +13,22 @@ from lockstep.core.metrics import Sums
 
 
 class Exchange(Protocol):
-    """How one process meets the others twice a step: leaves ready, and sums ready, which is the commit."""
+    """How one process synchronizes with the others twice a step: partial sums ready, and root ready, the commit."""
 
     def slots(self, replica: int, count: int, layout: Layout) -> list[Node]:
-        """`count` nodes in which this replica may write its leaves."""
+        """Returns `count` buffers into which this replica writes its partial sums."""
 
-    def reduce(self, nodes: Mapping[tree.Node, Node], work: Work) -> tuple[Node, Sums]:
-        """The root of the tree, divided by its weight where the loss asks for it, and the sums.
+    def reduce(self, nodes: Mapping[tree.Span, Node], work: Work) -> tuple[Node, Sums]:
+        """Returns the root, divided by its weight if the loss asks for it, and the sums.
 
-        The gradient may lie in memory that other processes read too: it is not to be written.
+        The gradient may be in memory that other processes read as well, so it must not be written to.
         """
 
     def commit(self) -> None:
-        """Returns once every process has its sums; raises PeerFailed where one has not."""
+        """Blocks until every process has the sums; raises PeerFailed if one has failed."""
 
     def fail(self) -> None:
-        """Tells the others that this process will not finish the step."""
+        """Reports to the others that this process will not finish the step."""
 
     def close(self) -> None:
-        """Lets go of memory and connections."""
+        """Frees memory and connections."""

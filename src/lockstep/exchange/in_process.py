@@ -1,4 +1,4 @@
-"""The exchange inside one process: the framework's own copies between its devices."""
+"""The exchange if all replicas are in this process: additions use the framework's own copies between its devices."""
 
 from collections.abc import Mapping
 
@@ -9,8 +9,8 @@ from lockstep.core.metrics import Sums
 from lockstep.exchange import slices
 
 
-class MemoryExchange:
-    """Nobody to wait for: all leaves are in this process."""
+class InProcessExchange:
+    """An exchange without communication."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -18,7 +18,7 @@ class MemoryExchange:
         self._slots: dict[int, list[Node]] = {}
 
     def slots(self, replica: int, count: int, layout: Layout) -> list[Node]:
-        """Nodes in ordinary memory, kept from step to step."""
+        """Returns buffers in ordinary memory, which are reused from step to step."""
         if layout is not self._layout:
             self._slots, self._layout = {}, layout
         slots = self._slots.setdefault(replica, [])
@@ -26,17 +26,17 @@ class MemoryExchange:
             slots.append(self._backend.node(layout, None))
         return slots[:count]
 
-    def reduce(self, nodes: Mapping[tree.Node, Node], work: Work) -> tuple[Node, Sums]:
-        """The root of the tree out of this process's own nodes."""
+    def reduce(self, nodes: Mapping[tree.Span, Node], work: Work) -> tuple[Node, Sums]:
+        """Adds up the root from this process's own partial sums."""
         total = self._backend.finish(nodes, work.num_shards)
         return total, slices.divide(self._backend, self._backend.layout(), total)
 
     def commit(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing: there is no other process."""
 
     def fail(self) -> None:
-        """Nobody to tell."""
+        """Does nothing: there is no other process."""
 
     def close(self) -> None:
-        """Lets go of the nodes."""
+        """Frees the buffers."""
         self._slots = {}

@@ -1,1 +1,1 @@
-"""Processes on this host, and joining a world that another launcher started."""
+"""Worker processes on this host, and the variables of launchers that started this process."""

@@ -1,8 +1,7 @@
-"""Whole messages between the controlling process and one worker.
+"""Length-prefixed messages over a socket between the controlling process and one worker.
 
-A message is its length in 8 bytes, then its bytes. Nothing is read ahead of the
-message asked for, so a `poll` on the descriptor is reliable: readable means
-that a message, or the end, has come.
+A message is its length in 8 bytes, then its bytes. Nothing is read ahead of the message asked for, so `poll` on the
+descriptor is reliable: it is readable exactly if a message, or the end of the stream, has arrived.
 """
 
 import contextlib
@@ -19,11 +18,11 @@ _LARGEST_READ = 1 << 30
 
 
 class ChannelClosed(EOFError):
-    """The other side is gone, or this one was closed."""
+    """The other side has closed the channel or died, or this side was closed."""
 
 
 class FailureReported(Exception):
-    """The message is the report of a failure. `args[0]` holds its bytes."""
+    """The message reports a failure. `args[0]` holds its bytes."""
 
 
 class Channel:
@@ -41,27 +40,27 @@ class Channel:
         self._socket = end
 
     def send(self, data: bytes) -> None:
-        """Sends one message; waits while the other side is busy and the socket is full."""
+        """Sends one message; blocks while the socket's buffer is full."""
         self._write(len(data), data)
 
     def send_failure(self, data: bytes) -> None:
-        """Sends one message, at least a byte long, that the other side's `receive` raises as `FailureReported`."""
+        """Sends one message of at least one byte, which the other side's `receive` raises as `FailureReported`."""
         self._write(-len(data), data)
 
     def receive(self) -> bytes:
-        """Gives the next message, waiting for it. Raises `ChannelClosed` when none will come."""
+        """Returns the next message, blocking until it arrives. Raises `ChannelClosed` if none can arrive any more."""
         (length,) = _HEAD.unpack(self._read(_HEAD.size))
         if length < 0:
             raise FailureReported(self._read(-length))
         return self._read(length)
 
     def fileno(self) -> int:
-        """Gives the descriptor, for `poll`; -1 once closed."""
+        """Returns the descriptor, for `poll`; -1 once closed."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Ends the stream for both sides, also where a forked process still holds a copy of this end."""
-        with contextlib.suppress(OSError):  # the other side is gone, or this one closed already
+        """Ends the stream for both sides, even if a forked process still holds a copy of this end."""
+        with contextlib.suppress(OSError):  # the other side has died, or this one is closed already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 

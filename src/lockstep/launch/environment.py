@@ -1,7 +1,7 @@
-"""The one file that reads or writes `os.environ`.
+"""The only file that reads or writes `os.environ`.
 
-Whatever Lockstep learns from variables arrives elsewhere as plain values, so a
-test builds any cluster in one line.
+Everything that Lockstep takes from environment variables is passed on as plain values, so a test can build any cluster
+in one line.
 """
 
 import os
@@ -17,7 +17,7 @@ from lockstep.launch.slurm import FIRST_PORT, NUM_PORTS
 
 Value = TypeVar("Value")
 
-# What tells a process that it was launched. WorkerPool must not inherit it.
+# Variables that mark a process as launched. Workers must not inherit them.
 _LAUNCHER = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
@@ -33,12 +33,13 @@ _LAUNCHER_PREFIXES = (
     "PALS_",
     "JSM_",
     "FLUX_TASK_",
+    "HOROVOD_",
 )
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """The variables in which a launcher tells a process its place."""
+    """The variables in which a launcher passes a process its place."""
 
     rank: str
     count: str
@@ -47,11 +48,11 @@ class _Launcher:
     job: str = ""  # the same for all processes of a job, and another for each job
 
     @property
-    def is_here(self) -> bool:
+    def is_present(self) -> bool:
         return self.rank in os.environ and self.count in os.environ
 
 
-# MPI and its relatives. Not SLURM, whose variables take some reading.
+# MPI and related launchers. SLURM is not among them, because its variables need parsing.
 _OPEN_MPI = _Launcher(
     *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     job="PMIX_NAMESPACE",
@@ -65,79 +66,83 @@ _JSRUN = _Launcher(
 _HYDRA = _Launcher("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # MPICH, Intel MPI
 _CRAY = _Launcher("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE")
 _FLUX = _Launcher("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_TASK_LOCAL_SIZE")
-_MPI = (_OPEN_MPI, _MVAPICH, _JSRUN, _CRAY, _FLUX, _HYDRA)
+_HOROVOD = _Launcher("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")  # over Gloo
+_MPI = (_OPEN_MPI, _MVAPICH, _JSRUN, _CRAY, _FLUX, _HYDRA, _HOROVOD)
 
 
 @dataclass(frozen=True)
-class Launched:
+class ProcessPlace:
     """The place of this process in a world that another launcher started."""
 
     index: int
     count: int
     local_index: int  # among the processes of this host
     local_count: int
-    address: str  # where the first process listens
+    address: str  # on which the first process listens
     port: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
             raise LaunchError(
-                f"A process's index is at least 0 and below the number of processes. Got index {self.index} of "
-                f"{self.count}. Check RANK and WORLD_SIZE (under SLURM: SLURM_PROCID and SLURM_NTASKS)."
+                f"The launcher's variables do not fit together: rank {self.index} in a world of {self.count}, whose "
+                f"ranks are 0 to {self.count - 1}. Check RANK and WORLD_SIZE (SLURM: SLURM_PROCID and SLURM_NTASKS)."
             )
         if not 0 <= self.local_index < self.local_count <= self.count:
             raise LaunchError(
-                "A process's index on its host is below the processes there, and those are no more than all. Got "
-                f"index {self.local_index} of {self.local_count} on this host, {self.count} in all. "
-                "Check LOCAL_RANK and LOCAL_WORLD_SIZE (under SLURM: SLURM_LOCALID and SLURM_TASKS_PER_NODE)."
+                "The launcher's variables do not fit together: local rank "
+                f"{self.local_index} of {self.local_count} processes on this host, in a world of {self.count}. "
+                "Check LOCAL_RANK and LOCAL_WORLD_SIZE (SLURM: SLURM_LOCALID and SLURM_TASKS_PER_NODE)."
             )
         if not 0 < self.port < 65536:
-            raise LaunchError(f"A port lies between 1 and 65535. Got MASTER_PORT={self.port}. Choose a free one.")
+            raise LaunchError(f"MASTER_PORT={self.port} is not a port number. Use a free port from 1 to 65535.")
 
     @property
     def is_on_one_host(self) -> bool:
-        """Whether the launcher started all processes on this host."""
+        """Whether all processes of the world run on this host."""
         return self.local_count == self.count
 
 
-def cache_home() -> Path:
-    """Gives the folder under which programs keep what they can fetch again."""
+def find_cache_home() -> Path:
+    """Returns the user's cache folder: $XDG_CACHE_HOME, or ~/.cache."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return named if named.is_absolute() else Path.home() / ".cache"
 
 
-def launched() -> Launched | None:
-    """Gives this process's place in the world of torchrun, MPI, SLURM or TF_CONFIG, or None when nobody launched it."""
+def find_place() -> ProcessPlace | None:
+    """Returns this process's place as torchrun, MPI, SLURM or TF_CONFIG give it; None if no launcher started it."""
     if "RANK" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1":
         return _from_torchrun()
-    # mpirun may itself be started by srun: then SLURM's variables count mpirun's own helpers, one on each node.
-    return _from_tf_config() or _from_mpi() or _from_slurm() or _from_pmi_alone()
+    # MPI before SLURM: if srun started mpirun, SLURM's variables count mpirun's helpers, one on each node.
+    place = _from_tf_config() or _from_mpi() or _from_slurm()
+    if place is None:
+        _refuse_pmi_only()
+    return place
 
 
-def signs() -> str:
-    """Names the variables that make this process look launched."""
-    mpi = [name for launcher in _MPI if launcher.is_here for name in (launcher.rank, launcher.count)]
+def describe_launch() -> str:
+    """Lists the variables, with values, that mark this process as launched; for error messages."""
+    mpi = [name for launcher in _MPI if launcher.is_present for name in (launcher.rank, launcher.count)]
     names = dict.fromkeys(("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_ID", *mpi, "PMIX_RANK", "TF_CONFIG"))
     return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
 
-def local_index(otherwise: int) -> int:
-    """Gives this process's index on its host as a launcher has set it."""
-    return _read(_whole_number, "LOCAL_RANK") if "LOCAL_RANK" in os.environ else otherwise
+def read_local_index(default: int) -> int:
+    """Returns this process's index on its host from LOCAL_RANK; `default` if that is not set."""
+    return _read(_parse_integer, "LOCAL_RANK") if "LOCAL_RANK" in os.environ else default
 
 
 def has_launcher_store() -> bool:
-    """Whether the launcher itself runs the store at which the processes meet, as torchrun does."""
+    """Returns whether the launcher itself runs the store for the rendezvous, as torchrun does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def provide(name: str, value: str) -> str:
-    """Sets a variable where it is unset and gives the value in force."""
+def set_default(name: str, value: str) -> str:
+    """Sets a variable if it is not set yet, and returns its value."""
     return os.environ.setdefault(name, value)
 
 
-def worker_environment() -> dict[str, str]:
-    """Gives the environment for workers: this process's, less what would make them think that they were launched."""
+def build_worker_environment() -> dict[str, str]:
+    """Returns the environment for workers: this process's without the variables that mark a process as launched."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -145,104 +150,105 @@ def worker_environment() -> dict[str, str]:
     }
 
 
-def _from_torchrun() -> Launched:
-    return Launched(
-        index=_read(_whole_number, "RANK"),
-        count=_read(_whole_number, "WORLD_SIZE"),
-        local_index=_read(_whole_number, "LOCAL_RANK"),
-        local_count=_read(_whole_number, "LOCAL_WORLD_SIZE"),
+def _from_torchrun() -> ProcessPlace:
+    return ProcessPlace(
+        index=_read(_parse_integer, "RANK"),
+        count=_read(_parse_integer, "WORLD_SIZE"),
+        local_index=_read(_parse_integer, "LOCAL_RANK"),
+        local_count=_read(_parse_integer, "LOCAL_WORLD_SIZE"),
         address=_read(str, "MASTER_ADDR"),
-        port=_read(_whole_number, "MASTER_PORT"),
+        port=_read(_parse_integer, "MASTER_PORT"),
     )
 
 
-def _from_tf_config() -> Launched | None:
+def _from_tf_config() -> ProcessPlace | None:
     if "TF_CONFIG" not in os.environ:
         return None
-    place = _read(tf_config.place, "TF_CONFIG")
-    return Launched(*place) if place[1] > 1 else None
+    place = _read(tf_config.parse_place, "TF_CONFIG")
+    return ProcessPlace(*place) if place[1] > 1 else None
 
 
-def _from_mpi() -> Launched | None:
-    """The place that mpirun and its relatives tell; they do not tell where the processes meet."""
-    launcher = next((each for each in _MPI if each.is_here), None)
+def _from_mpi() -> ProcessPlace | None:
+    """Returns the place from mpirun's variables. They have no rendezvous address, so several hosts need MASTER_ADDR."""
+    launcher = next((each for each in _MPI if each.is_present), None)
     if launcher is None or (launcher is _HYDRA and launcher.local_rank not in os.environ):
         return None
-    index, count = _read(_whole_number, launcher.rank), _read(_whole_number, launcher.count)
+    index, count = _read(_parse_integer, launcher.rank), _read(_parse_integer, launcher.count)
     if count == 1:
         return None
     local_index, local_count = 0, 0
     if launcher.local_count in os.environ:
-        local_index = _read(_whole_number, launcher.local_rank)
-        local_count = _read(_whole_number, launcher.local_count)
+        local_index = _read(_parse_integer, launcher.local_rank)
+        local_count = _read(_parse_integer, launcher.local_count)
     if "MASTER_ADDR" in os.environ and local_count:
-        return Launched(
-            index, count, local_index, local_count, _read(str, "MASTER_ADDR"), _read(_whole_number, "MASTER_PORT")
+        return ProcessPlace(
+            index, count, local_index, local_count, _read(str, "MASTER_ADDR"), _read(_parse_integer, "MASTER_PORT")
         )
     if local_count == count and os.environ.get(launcher.job):
         port = FIRST_PORT + zlib.crc32(_read(str, launcher.job).encode()) % NUM_PORTS
-        return Launched(index, count, local_index, local_count, "127.0.0.1", port)
+        return ProcessPlace(index, count, local_index, local_count, "127.0.0.1", port)
     raise LaunchError(
-        f"Processes that were launched together need an address at which they meet. Got process {index} of {count} "
-        f"({signs()}) without one. Set MASTER_ADDR and MASTER_PORT for all of them: `mpirun -x MASTER_ADDR=node1 "
+        f"The processes that were launched have no common address. This is process {index} of {count} "
+        f"({describe_launch()}). Set MASTER_ADDR and MASTER_PORT for all of them: `mpirun -x MASTER_ADDR=node1 "
         "-x MASTER_PORT=29500` (Open MPI), `mpiexec -genv MASTER_ADDR node1 -genv MASTER_PORT 29500` (MPICH); "
         f"or start the script with torchrun. To train in each process alone, unset {launcher.rank} and "
         f"{launcher.count}."
     )
 
 
-def _from_pmi_alone() -> Launched | None:
-    """Refuses a process that was launched among an unknown number of others, or on a host of unknown company."""
-    lonely = "SLURM_PROCID" in os.environ or any(each.is_here for each in _MPI if each is not _HYDRA)
+def _refuse_pmi_only() -> None:
+    """Raises if only PMI's variables are set, because they do not contain the number of processes on this host."""
+    is_complete = "SLURM_PROCID" in os.environ or any(each.is_present for each in _MPI if each is not _HYDRA)
     several = os.environ.get("PMI_SIZE", "1") != "1"
-    if several or ("PMIX_RANK" in os.environ and not lonely):
+    if several or ("PMIX_RANK" in os.environ and not is_complete):
         names = [name for name in ("PMI_RANK", "PMI_SIZE", "PMIX_RANK") if name in os.environ]
-        said = ", ".join(f"{name}={os.environ[name]}" for name in names)
+        found = ", ".join(f"{name}={os.environ[name]}" for name in names)
         raise LaunchError(
-            f"This process was launched through PMI ({said}), which does not tell how many processes there are on this "
+            f"This process was launched through PMI ({found}), which does not say how many processes run on this "
             f"host. Start the script with torchrun, or unset {' and '.join(names)} to train on this host alone."
         )
-    return None
 
 
-def _from_slurm() -> Launched | None:
-    # A batch script and the shell of an allocation have SLURM_PROCID too. Only what srun starts has a step of its
-    # own, and `srun --pty` is a shell again.
+def _from_slurm() -> ProcessPlace | None:
+    # A batch script and the shell of an allocation have SLURM_PROCID, too. Only processes that srun starts have a step
+    # of their own, and `srun --pty` starts a shell.
     if "SLURM_PROCID" not in os.environ or "SLURM_STEP_ID" not in os.environ or "SLURM_PTY_PORT" in os.environ:
         return None
-    step = _read(_whole_number, "SLURM_STEP_ID")
-    count = _read(_whole_number, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    step = _read(_parse_integer, "SLURM_STEP_ID")
+    count = _read(_parse_integer, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     if step >= slurm.FIRST_RESERVED_STEP or count == 1:
         return None
-    return Launched(
-        index=_read(_whole_number, "SLURM_PROCID"),
+    return ProcessPlace(
+        index=_read(_parse_integer, "SLURM_PROCID"),
         count=count,
-        local_index=_read(_whole_number, "SLURM_LOCALID"),
+        local_index=_read(_parse_integer, "SLURM_LOCALID"),
         local_count=_slurm_local_count(),
         address=_read(
-            slurm.first_host, "MASTER_ADDR", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_LAUNCH_NODE_IPADDR"
+            slurm.parse_first_host,
+            *("MASTER_ADDR", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_LAUNCH_NODE_IPADDR"),
         ),
-        port=_read(_whole_number, "MASTER_PORT")
+        port=_read(_parse_integer, "MASTER_PORT")
         if "MASTER_PORT" in os.environ
-        else slurm.port(_read(_whole_number, "SLURM_JOB_ID"), step),
+        else slurm.choose_port(_read(_parse_integer, "SLURM_JOB_ID"), step),
     )
 
 
 def _slurm_local_count() -> int:
-    counts = _read(slurm.tasks_per_node, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+    names = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+    counts = _read(slurm.parse_tasks_per_node, *names)
     if len(set(counts)) == 1:
         return counts[0]
-    node = _read(_whole_number, "SLURM_NODEID")
+    node = _read(_parse_integer, "SLURM_NODEID")
     if not 0 <= node < len(counts):
         raise LaunchError(
-            f"SLURM_NODEID counts the nodes from 0. Got SLURM_NODEID={node}, but tasks for {len(counts)} nodes "
+            f"SLURM_NODEID={node} does not fit the {len(counts)} nodes that SLURM lists tasks for "
             f"({', '.join(map(str, counts))}). Start the script with srun itself."
         )
     return counts[node]
 
 
 def _read(parse: Callable[[str], Value], *names: str) -> Value:
-    """Gives the value of the first of these variables that is set."""
+    """Returns the parsed value of the first of these variables that is set."""
     for name in names:
         value = os.environ.get(name)
         if value:
@@ -254,13 +260,13 @@ def _read(parse: Callable[[str], Value], *names: str) -> Value:
                     "Let torchrun or srun set it, or unset it to train on this host alone."
                 ) from None
     raise LaunchError(
-        f"A launched process needs all of its launcher's variables. {' or '.join(names)} is not set, but "
-        f"{signs()}. Start the script with torchrun or srun, or unset these to train on this host alone."
+        f"{' or '.join(names)} is not set, although this process was launched: "
+        f"{describe_launch()}. Start the script with torchrun or srun, or unset these to train on this host alone."
     )
 
 
-def _whole_number(text: str) -> int:
+def _parse_integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError("a whole number") from None
+        raise ValueError("an integer") from None

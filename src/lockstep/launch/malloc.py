@@ -1,8 +1,7 @@
-"""glibc's malloc: memory that a step frees is kept for the next.
+"""glibc's malloc: keeps the memory that a step frees for the next step.
 
-glibc gives large blocks back to the kernel as soon as they are free, and the next
-step pays for them again in page faults. A process that trains will want the same
-memory in a moment.
+By default glibc returns large blocks to the kernel as soon as they are freed, and the next step pays for them again in
+page faults. A training process needs the same memory again at once.
 """
 
 import ctypes
@@ -11,8 +10,8 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGEST = 1 << 30
 
 
-def keep_freed() -> None:
-    """Lets this process keep the memory it frees; nothing happens where the C library cannot be told so."""
+def keep_freed_memory() -> None:
+    """Makes malloc keep freed memory in this process; does nothing if the C library has no `mallopt`."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

@@ -1,8 +1,8 @@
-"""The one thread that starts the workers and passes on their output.
+"""The thread that starts the workers and relays their output.
 
-A parent-death signal fires when the *thread* that started the child ends, so
-the workers are started by a thread that lives as long as they do. It passes
-on what they print, line by line, each with the worker's name before it.
+The kernel's parent-death signal fires when the *thread* that started the child ends, so the workers are started by a
+thread that lives as long as they do. It writes what they print to the script's streams, line by line, each line with
+the worker's name before it.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ from typing import IO, cast
 
 from lockstep.launch.process import Process
 
-_PIPE = 1 << 16  # the bytes that a pipe holds
+_PIPE = 1 << 16  # the size of a pipe's buffer
 
-# A line longer than this (a bar drawn with carriage returns) is passed on in pieces.
+# A longer line (a progress bar drawn with carriage returns) is relayed in pieces.
 _LONGEST_LINE = 1 << 16
 
 
 class OutputRelay:
-    """A running thread with its workers."""
+    """The running thread and the workers that it started."""
 
     def __init__(self, names: Sequence[str], share: Sequence[int]) -> None:
         self._stop = os.eventfd(0)
         started: queue.SimpleQueue[list[Process] | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=_run, args=(names, share, started, self._stop), name="lockstep-pump", daemon=True
+            target=_run, args=(names, share, started, self._stop), name="lockstep-relay", daemon=True
         )
         try:
             self._thread.start()
@@ -43,9 +43,9 @@ class OutputRelay:
         self.processes = outcome
 
     def stop(self) -> None:
-        """Passes on what is still in the pipes and ends the thread. WorkerPool that still run die."""
+        """Relays what is still in the pipes and ends the thread. Workers that still run are killed by the kernel."""
         os.eventfd_write(self._stop, 1)
-        if threading.current_thread() is not self._thread:  # the collector of garbage may run in any thread
+        if threading.current_thread() is not self._thread:  # the garbage collector may call this in any thread
             self._thread.join()
 
 
@@ -66,7 +66,7 @@ def _run(
         started.put(error)
     else:
         started.put(processes)
-        _carry([_Stream(process, name) for process in processes for name in ("stdout", "stderr")], stop)
+        _relay([_Stream(process, name) for process in processes for name in ("stdout", "stderr")], stop)
     finally:
         for process in processes:
             process.close_pipes()
@@ -74,7 +74,7 @@ def _run(
 
 
 class _Stream:
-    """One output of one worker."""
+    """stdout or stderr of one worker."""
 
     def __init__(self, process: Process, name: str) -> None:
         self.pipe: IO[bytes] = getattr(process.popen, name)
@@ -82,8 +82,8 @@ class _Stream:
         self._name = name
         self._rest = b""
 
-    def carry(self) -> bool:
-        """Passes on the whole lines among what has come; False at the end of the stream."""
+    def relay(self) -> bool:
+        """Relays the complete lines that have arrived; returns False at the end of the stream."""
         try:
             data = os.read(self.pipe.fileno(), _PIPE)
         except BlockingIOError:
@@ -94,15 +94,15 @@ class _Stream:
             self._rest = b""
         self._write([line.decode("utf-8", "replace") for line in lines])
         if not data and self._name == "stderr":
-            self._process.silent.set()
+            self._process.stderr_closed.set()
         return bool(data)
 
     def _write(self, lines: list[str]) -> None:
         if self._name == "stderr":
             self._process.last_lines.extend(lines)
         text = "".join(f"[{self._process.name}] {line}\n" for line in lines)
-        # The script's current stream: notebooks, progress bars and tests put their own in its place. Whatever is
-        # wrong with it, this thread must live on, or the workers end.
+        # sys.stdout is looked up each time, because notebooks, progress bars and tests replace it. Errors are ignored,
+        # because the workers die with this thread.
         with contextlib.suppress(Exception):
             target = getattr(sys, self._name)
             encoding = getattr(target, "encoding", None) or "utf-8"
@@ -110,7 +110,7 @@ class _Stream:
             target.flush()
 
 
-def _carry(streams: list[_Stream], stop: int) -> None:
+def _relay(streams: list[_Stream], stop: int) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(stop, selectors.EVENT_READ)
         for stream in streams:
@@ -120,12 +120,12 @@ def _carry(streams: list[_Stream], stop: int) -> None:
             for key, _ in selector.select():
                 if key.data is None:
                     stopping = True
-                elif not cast(_Stream, key.data).carry():
+                elif not cast(_Stream, key.data).relay():
                     selector.unregister(key.fileobj)
-        # A process that a worker left behind may hold its pipe open for ever: read only what is there. A full pipe
-        # is as long as one read; the second one passes on an unfinished line.
+        # A process that a worker left behind may hold its pipe open for ever, so read only what is in it now. A full
+        # pipe is as long as one read; the second read relays an incomplete line.
         for key in list(selector.get_map().values()):
             if key.data is not None:
                 os.set_blocking(key.fd, False)
-                cast(_Stream, key.data).carry()
-                cast(_Stream, key.data).carry()
+                cast(_Stream, key.data).relay()
+                cast(_Stream, key.data).relay()

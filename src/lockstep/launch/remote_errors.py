@@ -1,8 +1,7 @@
 """Exceptions that are sent from a worker to the user's script.
 
-The script should see what it would have seen without workers: the same type,
-caught by the same `except`, with the worker's traceback below it. An exception
-that cannot be sent arrives as a `WorkerError` that says so.
+The script gets the exception that it would get without workers: the same type, caught by the same `except`, with the
+worker's traceback as a note. An exception that cannot be pickled is raised as a `WorkerError` that quotes it.
 """
 
 import pickle
@@ -14,61 +13,61 @@ import cloudpickle
 from lockstep.errors import WorkerError
 from lockstep.launch.channel import Channel
 
-# A report of this size fits a socket's buffer: a worker that fails never waits for a reader before it leaves.
+# A report of this size fits into a socket's buffer, so a worker that fails can exit before the report is read.
 _LIMIT = 1 << 15
 
 
 class Failure(TypedDict):
-    """What travels."""
+    """The form in which an exception is sent."""
 
     type: str
     message: str
     traceback: str
-    pickled: bytes | None  # the exception itself, where it survives a pickle round trip
-    cause: bytes | None  # and the one that it was raised from
+    pickled: bytes | None  # the exception itself, if it survives a pickle round trip
+    cause: bytes | None  # likewise the exception it was raised from
 
 
 def encode(exception: BaseException) -> Failure:
-    """Gives the exception in a form that always travels."""
+    """Returns the exception in a form that can always be pickled."""
     lines = "".join(traceback.format_exception(exception))
     return Failure(
         type=type(exception).__qualname__,
-        message=_cut(_text(exception)),
+        message=_cut(_format_message(exception)),
         traceback=_cut(lines),
-        pickled=_pickled(exception),
-        cause=None if exception.__cause__ is None else _pickled(exception.__cause__),
+        pickled=_try_pickle(exception),
+        cause=None if exception.__cause__ is None else _try_pickle(exception.__cause__),
     )
 
 
-def report(link: Channel, exception: BaseException) -> None:
+def send_exception(channel: Channel, exception: BaseException) -> None:
     """Sends the exception; `WorkerPool.receive` raises it in the controlling process."""
-    link.send_failure(pickle.dumps(encode(exception)))
+    channel.send_failure(pickle.dumps(encode(exception)))
 
 
-def raise_(failure: Failure, worker: str) -> NoReturn:
-    """Raises the exception again, with the worker's traceback as a note; else a `WorkerError` that quotes it."""
-    exception = _restored(failure["pickled"])
+def raise_received(failure: Failure, worker: str) -> NoReturn:
+    """Raises the exception with the worker's traceback as a note; or a `WorkerError` that quotes it."""
+    exception = _try_unpickle(failure["pickled"])
     if exception is None:
         exception = WorkerError(f"Worker {worker} raised {failure['type']}: {failure['message']}")
     exception.add_note(f"\nThe traceback in worker {worker}:\n{failure['traceback']}")
-    raise exception from _restored(failure["cause"])
+    raise exception from _try_unpickle(failure["cause"])
 
 
-def _pickled(exception: BaseException) -> bytes | None:
-    # A worker's SystemExit or KeyboardInterrupt must not act on the script. cloudpickle brings classes defined in the
-    # script back as the very same class.
+def _try_pickle(exception: BaseException) -> bytes | None:
+    # Only Exceptions, because a worker's SystemExit or KeyboardInterrupt must not end the script. cloudpickle, because
+    # it restores a class defined in the script as that same class.
     if not isinstance(exception, Exception):
         return None
     try:
         data: bytes = cloudpickle.dumps(exception)
         copy = pickle.loads(data)
         same = type(copy) is type(exception) and str(copy) == str(exception)
-    except Exception:  # whatever a stranger's __reduce__ raises
+    except Exception:  # a foreign __reduce__ may raise anything
         return None
     return data if same and len(data) <= _LIMIT else None
 
 
-def _restored(pickled: bytes | None) -> Exception | None:
+def _try_unpickle(pickled: bytes | None) -> Exception | None:
     if pickled is None:
         return None
     try:
@@ -78,7 +77,7 @@ def _restored(pickled: bytes | None) -> Exception | None:
     return exception if isinstance(exception, Exception) else None
 
 
-def _text(exception: BaseException) -> str:
+def _format_message(exception: BaseException) -> str:
     try:
         return str(exception)
     except Exception:
@@ -86,5 +85,5 @@ def _text(exception: BaseException) -> str:
 
 
 def _cut(text: str) -> str:
-    """Keeps both ends of a text too long to travel."""
+    """Keeps the first and last part of a text that is longer than the limit."""
     return text if len(text) <= _LIMIT else f"{text[: _LIMIT // 4]}\n...\n{text[-_LIMIT // 4 :]}"

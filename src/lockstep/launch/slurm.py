@@ -1,7 +1,7 @@
-"""SLURM's compact notation: host lists and tasks per node, spelled out.
+"""Parsers of SLURM's compact notation for host lists and tasks per node.
 
-Only text comes in and only values go out; who reads the variables is
-`environment`. So every form SLURM writes is one row of a table in the tests.
+They take text and return values; `environment` reads the variables. So every form that SLURM writes is one row of a
+table in the tests.
 """
 
 import re
@@ -13,13 +13,13 @@ FIRST_RESERVED_STEP = 0xFFFFFFF0
 FIRST_PORT, NUM_PORTS = 20000, 12000
 
 
-def first_host(nodes: str) -> str:
-    """Gives the first host of a node list.
+def parse_first_host(nodes: str) -> str:
+    """Returns the first host of a node list.
 
-    >>> first_host("node[03-05,7],login1")
+    >>> parse_first_host("node[03-05,7],login1")
     'node03'
     """
-    # Commas inside brackets separate numbers, the others hosts: the first host ends at the first bare comma.
+    # Commas inside brackets separate numbers, others separate hosts: the first host ends at the first bare comma.
     first = re.match(r"((?:[^,\[\]]|\[[^\[\]]+\])+)(?:,|$)", nodes.strip())
     host = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[1] if first else "")
     if not re.fullmatch(r"[\w.:-]+", host):
@@ -27,10 +27,10 @@ def first_host(nodes: str) -> str:
     return host
 
 
-def tasks_per_node(counts: str) -> list[int]:
-    """Lists the tasks of each node.
+def parse_tasks_per_node(counts: str) -> list[int]:
+    """Returns the number of tasks of each node.
 
-    >>> tasks_per_node("4(x2),1")
+    >>> parse_tasks_per_node("4(x2),1")
     [4, 4, 1]
     """
     result: list[int] = []
@@ -42,10 +42,10 @@ def tasks_per_node(counts: str) -> list[int]:
     return result
 
 
-def port(job: int, step: int) -> int:
-    """Gives the port on which the processes of a step meet: the same in each, another for the next job or step.
+def choose_port(job: int, step: int) -> int:
+    """Returns the port for the rendezvous of a step's processes: equal in all of them, another for each job and step.
 
-    >>> port(4711, 0)
+    >>> choose_port(4711, 0)
     22041
     """
     return FIRST_PORT + (job * 31 + step) % NUM_PORTS

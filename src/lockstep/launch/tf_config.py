@@ -1,6 +1,6 @@
-"""TF_CONFIG: the variable with which TensorFlow's multi-worker jobs are launched, spelled out.
+"""Parser of TF_CONFIG, the variable with which TensorFlow's multi-worker jobs are launched.
 
-Only text comes in and only values go out; who reads the variable is `environment`.
+It takes text and returns values; `environment` reads the variable.
 """
 
 import json
@@ -10,17 +10,17 @@ from typing import Any
 from lockstep.launch.slurm import FIRST_PORT, NUM_PORTS
 
 Place = tuple[int, int, int, int, str, int]
-"""A process's index, the number of processes, both on its host alone, and where they meet."""
+"""Index, number of processes, index and number on this host, and the rendezvous address and port."""
 
 
-def place(text: str) -> Place:
-    """The place of this process; the chief is the first, then the workers in their order.
+def parse_place(text: str) -> Place:
+    """Returns the place of this process; the chief comes first, then the workers in their order.
 
-    The processes meet on a port of their own, the same in each: TensorFlow's servers may
-    already listen on theirs.
+    The rendezvous port is derived from the cluster, so that it is equal in all processes: TensorFlow's servers may
+    already listen on the ports that the cluster names.
 
     >>> one = '{"cluster": {"worker": ["a:1", "a:2", "b:1"]}, "task": {"type": "worker", "index": 1}}'
-    >>> place(one)[:5]
+    >>> parse_place(one)[:5]
     (1, 3, 1, 2, 'a')
     """
     try:
@@ -31,11 +31,11 @@ def place(text: str) -> Place:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError("a JSON object with a cluster of workers and a task") from None
     if kind not in ("chief", "worker") or "ps" in cluster:
-        raise ValueError("a job of workers alone: parameter servers and evaluators take no part")
+        raise ValueError("a job that has only workers: parameter servers and evaluators are not supported")
     index += len(cluster.get("chief", [])) if kind == "worker" else 0
     hosts = [str(address).rpartition(":")[0] for address in addresses]
     if not 0 <= index < len(hosts):
-        raise ValueError(f"a task that is one of its cluster's {len(hosts)}")
+        raise ValueError(f"a task with an index below the cluster's {len(hosts)} processes")
     own = hosts[index]
     return index, len(hosts), hosts[:index].count(own), hosts.count(own), hosts[0], _port(cluster)
 

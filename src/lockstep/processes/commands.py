@@ -75,7 +75,7 @@ def take_outputs(member: Member, work: Work) -> dict[int, Any]:
 
 def compute_digests(member: Member, work: Work) -> dict[int, dict[str, str]]:
     """Return the digest of every array of the state, by replica."""
-    return dict(zip(member.replicas, digest.of_copies(member.backend.copies()), strict=True))
+    return dict(zip(member.replicas, digest.hash_copies(member.backend.copies()), strict=True))
 
 
 def copy_array(name: str, member: Member, work: Work) -> dict[int, Array]:

@@ -17,10 +17,10 @@ from lockstep.backends.base import Backend, Work
 from lockstep.core import batches
 from lockstep.core.batches import Rows
 from lockstep.core.plan import Plan
-from lockstep.data.readers import Readers
+from lockstep.data.reader import Readers
 from lockstep.errors import ExactError, PeerFailed, WorkerError
-from lockstep.exchange.torch_distributed import DistributedExchange, Wire
-from lockstep.launch.termination import StopRequested
+from lockstep.exchange.torch_distributed import DistributedExchange, ProcessGroup
+from lockstep.launch.signals import StopRequested
 from lockstep.processes.base import Value
 from lockstep.processes.commands import Command, name_command
 from lockstep.training.step import Member
@@ -35,7 +35,7 @@ class LaunchedProcesses:
 
     closed = False
 
-    def __init__(self, backend: Backend, wire: Wire, device: str) -> None:
+    def __init__(self, backend: Backend, wire: ProcessGroup, device: str) -> None:
         self._backend = backend
         self._wire = wire
         self._calling = False  # whether a call is under way, or has failed: the others know then
@@ -99,7 +99,7 @@ class LaunchedProcesses:
                     outcome = make(), None
                 except Exception as error:
                     outcome = None, error
-            value, failed = self._wire.from_first(outcome)
+            value, failed = self._wire.broadcast(outcome)
             if failed is not None:
                 raise failed
         shared: Value = value
@@ -150,7 +150,7 @@ class LaunchedProcesses:
         if touched:
             self._take_state()
         if touched or any(theirs != everyone[0][2] for _, _, theirs, _ in everyone):  # after the state, as in a worker
-            self._backend.turn(pickle.loads(self._wire.from_first(controls)))
+            self._backend.turn(pickle.loads(self._wire.broadcast(controls)))
 
     def _meet(self, call: str, *numbers: int) -> list[list[int]]:
         """Return the numbers of all processes. Every call begins here, so that no two are taken for one another."""
@@ -172,7 +172,7 @@ class LaunchedProcesses:
 
     def _take_state(self) -> None:
         """Load the first process's state."""
-        self._backend.load(self._wire.from_first(self._backend.state() if self.first else None))
+        self._backend.load(self._wire.broadcast(self._backend.state() if self.first else None))
         self._backend.touched()
 
 

@@ -23,12 +23,12 @@ import cloudpickle
 from lockstep.backends.base import Backend, Portable, Work
 from lockstep.core.batches import Rows, transform
 from lockstep.core.plan import Plan
-from lockstep.data.readers import Readers
+from lockstep.data.reader import Readers
 from lockstep.errors import PeerFailed, WorkerError
-from lockstep.exchange import parcel
 from lockstep.exchange.barrier import Barrier, require_ordered_writes
-from lockstep.exchange.region import Region
-from lockstep.exchange.shared_memory import SharedExchange
+from lockstep.exchange.shared_memory import SharedMemoryExchange
+from lockstep.launch import shm
+from lockstep.launch.shm import Region
 from lockstep.launch.worker_pool import WorkerPool, require_linux
 from lockstep.processes import commands
 from lockstep.processes.base import Value
@@ -64,7 +64,7 @@ class LocalWorkers:
         try:
             self._workers = WorkerPool([group[0] for group in groups[1:]], share=[*descriptors, *bells])
             barrier = Barrier(0, control, bells, self._workers.pidfds)
-            open_exchange = functools.partial(SharedExchange, backend, sums, barrier, index=0)
+            open_exchange = functools.partial(SharedMemoryExchange, backend, sums, barrier, index=0)
             self.member = Member(backend, open_exchange, self._replicas[0], self._readers.read)
             setups = [
                 WorkerSetup(framework, recipe, tuple(group), tuple(replicas), index, bells, descriptors)
@@ -179,7 +179,7 @@ class LocalWorkers:
         sent = self._for_workers(works[1:])
         changes = self._pipelines.take_changes()
         messages = [Message(command, work, changed_controls, state, changes) for work in sent]
-        for index, data in enumerate(parcel.pack(messages, self._messages)):
+        for index, data in enumerate(shm.pack(messages, self._messages)):
             self._waiting[index] = True
             self._workers.send(index, mark + data)
         self._controls, self._stale = controls, False
@@ -200,7 +200,7 @@ class LocalWorkers:
     def _for_workers(self, works: Sequence[Work]) -> list[Work]:
         """Return the works with arrays that any process can read, and rows whose pipeline the workers have."""
         rows = [piece for work in works for piece in work.shards.values() if isinstance(piece, Rows)]
-        if rows and not rows[0].pipeline.chain.travels:
+        if rows and not rows[0].pipeline.compiled.is_read_in_workers:
             # Read once for all workers: a reader prefetches what would come next, for one caller.
             examples = dict(zip(rows, self._readers_for_others.read(rows), strict=True))
             works = [read_examples(work, lambda own: [examples[piece] for piece in own]) for work in works]

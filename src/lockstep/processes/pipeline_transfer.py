@@ -12,9 +12,9 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from lockstep.core.batches import Rows
-from lockstep.data.reader_processes import packed
-from lockstep.exchange import parcel
-from lockstep.exchange.region import Region
+from lockstep.data.reader_processes import pack_pipeline
+from lockstep.launch import shm
+from lockstep.launch.shm import Region
 
 
 class SentPipeline(NamedTuple):
@@ -51,7 +51,7 @@ class PipelineSender:
             number = next(self._counter)
             region = Region.create("pipeline")
             try:
-                message = packed(rows.pipeline, region)
+                message = pack_pipeline(rows.pipeline, region)
             except BaseException:
                 region.close()
                 raise
@@ -95,8 +95,8 @@ class PipelineReceiver:
             self._pipelines.pop(number, None)
         for number, sent in changes.new.items():
             if number not in self._pipelines:
-                region = Region.of_process(sent.pid, sent.descriptor)
-                self._pipelines[number] = parcel.keep(sent.message, region)
+                region = Region.open_from_process(sent.pid, sent.descriptor)
+                self._pipelines[number] = shm.unpack_private(sent.message, region)
                 region.close()
 
     def restore(self, rows: Rows) -> Rows:

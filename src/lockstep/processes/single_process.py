@@ -6,8 +6,8 @@ from typing import Any
 
 from lockstep.backends.base import Backend, Work
 from lockstep.core.plan import Plan
-from lockstep.data.readers import Readers
-from lockstep.exchange.in_process import MemoryExchange
+from lockstep.data.reader import Readers
+from lockstep.exchange.in_process import InProcessExchange
 from lockstep.processes.base import Value
 from lockstep.processes.commands import Command
 from lockstep.training.step import Member
@@ -23,7 +23,7 @@ class SingleProcess:
         self.devices = tuple(backend.devices)
         self._readers = Readers(backend.stage)
         self.member = Member(
-            backend, lambda plan: MemoryExchange(backend), range(len(self.devices)), self._readers.read
+            backend, lambda plan: InProcessExchange(backend), range(len(self.devices)), self._readers.read
         )
 
     def ready(self) -> None:

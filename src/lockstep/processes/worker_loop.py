@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 from lockstep.backends.base import Backend, State, Work
 from lockstep.backends.registry import module
 from lockstep.core.batches import Rows, transform
-from lockstep.data.readers import Readers
+from lockstep.data.reader import Readers
 from lockstep.devices import is_cpu
-from lockstep.exchange import parcel
 from lockstep.exchange.barrier import Barrier
-from lockstep.exchange.region import Region
-from lockstep.exchange.shared_memory import SharedExchange
-from lockstep.launch import malloc, remote_errors
+from lockstep.exchange.shared_memory import SharedMemoryExchange
+from lockstep.launch import malloc, remote_errors, shm
 from lockstep.launch.channel import Channel
+from lockstep.launch.shm import Region
 from lockstep.processes.commands import Command
 from lockstep.processes.pipeline_transfer import PipelineChanges, PipelineReceiver
 from lockstep.training.step import Member
@@ -49,27 +48,27 @@ class Message(NamedTuple):
 def serve(setup: WorkerSetup, channel: Channel) -> None:
     """Run the controller's commands until the channel closes."""
     if is_cpu(setup.devices[0]):
-        malloc.keep_freed()
+        malloc.keep_freed_memory()
     backend = module(setup.framework).open(setup.recipe, setup.devices)
     sums, messages, control = (Region(descriptor) for descriptor in setup.regions)
     barrier = Barrier(setup.rank, control, setup.bells)
     readers = Readers(backend.stage, (setup.rank, len(setup.bells)))
     pipelines = PipelineReceiver()
-    open_exchange = functools.partial(SharedExchange, backend, sums, barrier, index=setup.rank)
+    open_exchange = functools.partial(SharedMemoryExchange, backend, sums, barrier, index=setup.rank)
     member = Member(backend, open_exchange, setup.replicas, readers.read)
     channel.send(pickle.dumps(None))
     while True:
         data = channel.receive()
         try:
             try:
-                command, work = _prepare(parcel.unpack(data[1:], messages), backend, pipelines)
+                command, work = _prepare(shm.unpack(data[1:], messages), backend, pipelines)
             except Exception:
                 if data[:1] == STEP_MARK:
                     barrier.fail()  # the others would wait for this process
                 raise
             answer = command(member, work)
         except Exception as error:
-            remote_errors.report(channel, error)
+            remote_errors.send_exception(channel, error)
         else:
             channel.send(pickle.dumps(answer))
 

@@ -15,7 +15,7 @@ from lockstep.core import batches
 from lockstep.data.source import Source
 from lockstep.display.verbosity import create_displays
 from lockstep.errors import BatchError
-from lockstep.launch.termination import StopRequested, Termination
+from lockstep.launch.signals import StopRequested, Termination
 from lockstep.processes import commands
 from lockstep.training.evaluate import open_pass
 from lockstep.training.fit_options import FitOptions
@@ -98,14 +98,14 @@ class _Fit:
         session.opening_shown = True  # or was not to be shown
         session.batch_size = data.batch_size
         session.breakdown = None
-        chain = self._create_callback_list(callbacks, data)
+        chain = self._create_callbacks(callbacks, data)
         self.loop = Loop(session, options, data, validation_data, chain, termination)
         if autosave is not None:
             self.loop.metrics.state()  # refuses at once what no checkpoint can hold
         if session.processes.share(lambda: options.verbose >= 2):
             self.loop.times = StepTimes(session, bool(callbacks))
 
-    def _create_callback_list(self, given: Sequence[Callback], data: Source) -> CallbackList:
+    def _create_callbacks(self, given: Sequence[Callback], data: Source) -> CallbackList:
         """Return the callbacks of this process: only the first runs them, but all may ask them for the trainer."""
         session, options = self._session, self._options
         params = Params(

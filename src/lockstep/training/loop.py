@@ -18,7 +18,7 @@ from lockstep.core.metric_kinds import merge
 from lockstep.core.metrics import Sums
 from lockstep.data.source import Source
 from lockstep.errors import BatchError
-from lockstep.launch.termination import Termination
+from lockstep.launch.signals import Termination
 from lockstep.training.evaluate import evaluate
 from lockstep.training.fit_options import FitOptions
 from lockstep.training.session import Session
@@ -85,7 +85,7 @@ class Loop:
             totals = Totals(session.columns, place.sums, self.metrics.values)
             first = place.batch
             steps = self.options.steps_per_epoch
-            batches = self._termination.over(functools.partial(self._open_epoch, first))
+            batches = self._termination.iterate(functools.partial(self._open_epoch, first))
             for batch in itertools.islice(batches, None if steps is None else max(steps - first, 0)):
                 callbacks.on_train_batch_begin(place.batch)
                 if before_first_step is not None:
@@ -124,7 +124,7 @@ class Loop:
             callbacks.params["validated"] = due = rule.is_due(epoch)
             if due:
                 callbacks.on_test_begin()
-                values = evaluate(session, data, rule.steps, self._termination.over)
+                values = evaluate(session, data, rule.steps, self._termination.iterate)
                 callbacks.on_test_end(dict(values))  # callbacks may write into theirs
                 logs |= {f"val_{name}": value for name, value in values.items()}
         session.run.epoch += 1

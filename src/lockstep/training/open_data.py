@@ -24,7 +24,7 @@ def open_source(
     size = default if batch_size is None else batch_size
     found: Source | None = backend.source(data, size, shuffle, seed)
     if found is None:
-        found = source.of(read_arrays(recipe, backend, data), size, shuffle, seed)
+        found = source.open_source(read_arrays(recipe, backend, data), size, shuffle, seed)
     if batch_size is not None and found.batch_size != batch_size:
         own = "batches already" if found.batch_size is None else f"batches of {found.batch_size} already"
         raise BatchError(

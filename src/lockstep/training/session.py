@@ -246,7 +246,7 @@ class Session:
 
     def digests(self) -> dict[str, str]:
         """Return the sha256 of every array of the state, by name; raise if two replicas differ."""
-        return digest.agreed(self.ask(compute_digests), self.devices, self.run.step)
+        return digest.check_equal(self.ask(compute_digests), self.devices, self.run.step)
 
     def copies(self, name: str) -> list[Array]:
         """Return one array of the state as it is on each device, in the devices' order."""

@@ -16,10 +16,10 @@ from lockstep.core import tree
 from lockstep.core.batches import Rows
 from lockstep.core.metrics import DIVIDED, WEIGHT, Sums
 from lockstep.core.plan import Plan
-from lockstep.core.time_breakdown import Laps
+from lockstep.core.time_breakdown import Stopwatch
 from lockstep.errors import NonFiniteError, PeerFailed
 from lockstep.exchange.base import Exchange
-from lockstep.launch.interrupt import deferred
+from lockstep.launch.signals import defer_interrupts
 
 ReadRows = Callable[[Sequence[Rows]], Sequence[Any]]
 TURN = threading.RLock()  # random number generators and switches are the process's: one trainer computes at a time
@@ -51,7 +51,7 @@ class Member:
     ) -> None:
         self.backend = backend
         self.replicas = tuple(replicas)  # their numbers among those of all processes
-        self.laps = Laps(time.perf_counter)
+        self.laps = Stopwatch(time.perf_counter)
         self._open_exchange = open_exchange
         self._exchange: Exchange | None = None
         self._plan: Plan | None = None
@@ -118,7 +118,7 @@ class Member:
 
             # An interrupt waits from the commit to the end of the update: half an update would be another state.
             # `computing` is entered again because the check above must be able to fail outside of this block.
-            with deferred(), backend.computing(work):
+            with defer_interrupts(), backend.computing(work):
                 # 6. Commit: returns once every process has the sums. From here on the step counts, so it comes before
                 # the update, which all then apply side by side without waiting for one another.
                 exchange.commit()
@@ -169,7 +169,7 @@ def read_examples(work: Work, read_rows: ReadRows) -> Work:
 class _Fold:
     """The partial sums of one replica: leaves come in, and are merged as far as the tree allows."""
 
-    def __init__(self, program: tree.Program, slots: Sequence[Node], backend: Backend) -> None:
+    def __init__(self, program: tree.MergeProgram, slots: Sequence[Node], backend: Backend) -> None:
         self._program = program
         self._actions = iter(program.actions)
         self._slots = list(slots)
@@ -194,7 +194,7 @@ class _Fold:
             self._slots[merge.left] = self._backend.add(left, self._slots[merge.right], left)
             self._next = next(self._actions, None)
 
-    def nodes(self) -> Iterator[tuple[tree.Node, Node]]:
+    def nodes(self) -> Iterator[tuple[tree.Span, Node]]:
         """Yield the partial sums that are left, each with the range of shards it covers."""
-        for node, slot in self._program.nodes.items():
+        for node, slot in self._program.spans.items():
             yield node, self._slots[slot]

@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.core import batches, digest, plan
 from lockstep.core.arguments import show
 from lockstep.data import source
-from lockstep.devices import alike, is_cpu
+from lockstep.devices import choose_similar, is_cpu
 from lockstep.errors import DivergedError, ExactError, PlanError
 from lockstep.training.call_arguments import checked_optional
 from lockstep.training.session import Session
@@ -40,7 +40,7 @@ def verify(session: Session, data: Any, steps: int, devices: Sequence[int], batc
     backend = session.backend
     if session.has_processes:
         backend.controls()  # refuses what these workers lack, before others are started that have it
-    chosen = source.first(session.open_data(data, batch_size, shuffle=True), steps)
+    chosen = source.read_batches(session.open_data(data, batch_size, shuffle=True), steps)
     accelerated = not is_cpu(session.own_devices[0])
     shards = session.run.shards or plan.default_shards(batches.count(chosen[0]), max(devices), accelerated)
     state, home = backend.state(), tuple(backend.devices)
@@ -50,7 +50,7 @@ def verify(session: Session, data: Any, steps: int, devices: Sequence[int], batc
         for position, count in enumerate(devices, start=1):
             backend.load(state)
             found = _digests_on(session, count, shards, chosen)
-            result[count] = tuple(digest.of_state(each, step) for step, each in enumerate(found, start=1))
+            result[count] = tuple(digest.hash_state(each, step) for step, each in enumerate(found, start=1))
             reference = reference or found
             difference = _find_difference(reference, found)
             if difference is not None:
@@ -85,7 +85,7 @@ def _is_count(value: Any) -> bool:
 
 def _digests_on(session: Session, num_devices: int, shards: int, chosen: Sequence[Any]) -> list[dict[str, str]]:
     """Return the digests of every array after each step on so many devices."""
-    names = alike(session.own_devices, num_devices)
+    names = choose_similar(session.own_devices, num_devices)
     run = replace(session.run, shards=shards)
     with Session(session.recipe, session.backend, session.start, names, run) as other:
         if len(other.devices) != num_devices:

@@ -55,7 +55,7 @@ class Pick(nn.Module):
         return nn.Dense(3)(inputs[self.index])
 
 
-def test_what_a_program_does_not_read_tells_it_from_another():
+def test_programs_differ_by_unused_arguments():
     """Two programs of one text but for which of two arrays they read."""
     inputs = X, 10 * X
     variables = Pick(0).init(jax.random.key(0), *inputs)
@@ -64,7 +64,7 @@ def test_what_a_program_does_not_read_tells_it_from_another():
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_word_in_the_batch_chooses_what_is_read(shards):
+def test_a_string_in_the_batch_selects_the_arrays_that_are_used(shards):
     @lockstep.objective
     def loss(model, batch):
         return (model(batch[batch["use"]]) ** 2).mean()
@@ -75,7 +75,7 @@ def test_a_word_in_the_batch_chooses_what_is_read(shards):
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_what_nobody_reads_may_have_another_type_in_the_next_batch(shards):
+def test_unused_arrays_may_change_their_type_between_batches(shards):
     apply = (lambda params, x: x @ params, jnp.ones((6, 3)))
     trainer = lockstep.wrap(apply, optax.sgd(0.1), lambda outputs, targets: (outputs**2).mean(1), shards=shards)
     for targets in (Y, Y.astype(np.float32), np.zeros((8, 2), np.float32)):
@@ -111,7 +111,7 @@ def test_code_is_let_go_with_its_devices(monkeypatch):
 
 
 @pytest.mark.parametrize("read", ["loss", "grad_norm"])
-def test_leaves_are_let_go_after_the_step(read):
+def test_partial_sums_are_freed_after_the_step(read):
     trainer = lockstep.wrap((lambda params, x: x @ params, jnp.ones((6, 3))), optax.sgd(0.1), LOSS, shards=4)
     assert np.isfinite(trainer.step((X, Y))[read])
     gc.collect()
@@ -120,7 +120,7 @@ def test_leaves_are_let_go_after_the_step(read):
 
 
 @pytest.mark.parametrize("shards", [1, 8])
-def test_where_a_batch_lies_in_memory_is_no_part_of_the_result(shards):
+def test_the_result_does_not_depend_on_the_batchs_memory_address(shards):
     """A program reads the script's memory itself, aligned or not, in one order of the axes or the other."""
     x, y = np.random.default_rng(0).normal(size=(27, 97)).astype(np.float32), np.arange(27) % 3
 

@@ -4,6 +4,7 @@ import collections
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from flax import nnx
 
 import lockstep
 from backends.kits import jax as kit
+from lockstep.backends import host_vectors
 from lockstep.backends.jax import compile_cache, devices
 from lockstep.errors import DeviceError, ExactError
 
@@ -57,7 +59,7 @@ def test_more_devices_compile_no_more():
         assert compiles(count) == [4, 0]
 
 
-def test_what_was_compiled_in_this_process_is_not_compiled_again():
+def test_compiled_programs_are_reused_in_one_process():
     compile_cache._CODES.clear()
     assert compiles(1) == [4, 0]
     assert compiles(8) == [1, 0]  # the tree, which runs over all devices
@@ -171,12 +173,12 @@ def test_cpu_devices_do_not_outnumber_the_threads():
 
 
 def test_devices_are_of_one_kind():
-    with pytest.raises(DeviceError, match="Devices are all of one type"):
+    with pytest.raises(DeviceError, match="All devices must be of the same type"):
         lockstep.wrap(Net(), optax.sgd(0.1), LOSS, devices=["cpu:0", "cuda:0"])
 
 
-def test_a_device_that_is_not_there():
-    with pytest.raises(DeviceError, match="Every device must be there"):
+def test_a_missing_device_is_refused():
+    with pytest.raises(DeviceError, match="This host has no device"):
         lockstep.wrap(Net(), optax.sgd(0.1), LOSS, devices=["cuda:0"])
 
 
@@ -209,13 +211,13 @@ def script(count, before="", after="", **environment):
     return done.stdout.splitlines()
 
 
-def test_a_woken_jax_is_made_anew_and_the_scripts_arrays_go_on():
+def test_an_initialized_jax_is_initialized_again_and_arrays_stay_valid():
     lines = script(4, "own = jnp.arange(3.0)", "print(float((own + model.bias).sum()))")
     assert lines[0] == "4 True"
     assert float(lines[1]) != 0
 
 
-def test_more_cpu_devices_are_made_where_the_number_needs_them():
+def test_cpu_devices_are_created_as_needed():
     lines = script("['cpu:11']", "", "print(len(jax.devices()), model.bias.get_raw_value().devices())")
     assert lines == ["1 True", "12 {CpuDevice(id=11)}"]
 
@@ -228,7 +230,7 @@ def test_a_pool_of_another_size_is_refused():
     assert script("2, exact=False", NPROC="4") == ["2 True"]
 
 
-def test_arrays_bound_to_a_device_ask_for_a_line_at_the_beginning():
+def test_arrays_on_a_device_need_jax_to_be_configured_first():
     bound = "own = jax.device_put(jnp.arange(3.0), jax.devices()[0])"
     (line,) = script(4, bound)
     assert line.startswith("DeviceError CPU devices and their")
@@ -239,3 +241,20 @@ def test_arrays_bound_to_a_device_ask_for_a_line_at_the_beginning():
     given = eval(f"dict({wanted.removesuffix(')')})")
     assert script(4, bound, **given) == ["4 True"]  # the line itself
     assert ExactError.__name__ == "ExactError"
+
+
+def test_a_gpu_is_told_by_its_model_and_its_platform(monkeypatch):
+    """Without a GPU: the names that JAX would give are put in their places."""
+    client = SimpleNamespace(platform_version="cuda 12080")
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(device_kind="NVIDIA H200", client=client)])
+    found = devices.read_versions(["cuda:0"])
+    assert (found["device model"], found["platform"], found["jax"]) == ("NVIDIA H200", "cuda 12080", jax.__version__)
+    assert "XLA's CPU threads" not in found
+
+
+def test_one_process_allocates_no_partial_sums_on_the_host(monkeypatch):
+    """They stay on the devices; only an exchange with other processes needs memory of the host."""
+    monkeypatch.setattr(host_vectors, "allocate", lambda *memory: pytest.fail("host memory was allocated"))
+    with lockstep.wrap(Net(), optax.adam(0.1), LOSS, devices=2, shards=8) as trainer:
+        assert len(trainer.devices) == 2
+        assert np.isfinite(trainer.step((X, Y), verbose=0)["loss"])

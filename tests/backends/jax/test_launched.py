@@ -216,7 +216,7 @@ def test_a_world_of_one_gives_the_bits_of_no_world(tmp_path):
     assert launched == plain
 
 
-def test_jax_distributed_asks_for_the_line_at_the_beginning(tmp_path):
+def test_jax_distributed_needs_jax_to_be_configured_first(tmp_path):
     """It holds JAX's devices, so they cannot be made again."""
     processes, outcomes = by_jax(tmp_path, 2)
     assert all(process.returncode for process in processes)
@@ -229,7 +229,7 @@ def test_a_process_may_have_no_shard_of_the_first_batch(folder, alone, two):
     assert both == [one, one]
 
 
-def test_numbers_and_words_that_a_callback_writes_reach_every_process(folder, alone, two):
+def test_scalars_and_strings_set_by_a_callback_reach_every_process(folder, alone, two):
     """Callbacks run in the first; the others hold the same when `fit` returns."""
     (one,), both = written(folder, "turned*")
     assert '"scale": 9.0' in one[0]["model"]

@@ -73,7 +73,7 @@ def test_gathered_steps_may_look_at_the_loss(held):
     assert np.isfinite(trainer.step((X, Y))["loss"])
 
 
-def test_a_transformation_hears_what_it_takes():
+def test_a_transformation_gets_the_arguments_it_takes():
     """One that takes named arguments, and the loss not among them."""
     trainer = lockstep.wrap(net(), optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), LOSS, shards=2)
     losses = [trainer.step((X, Y))["loss"] for _ in range(6)]

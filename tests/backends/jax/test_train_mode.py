@@ -93,7 +93,7 @@ def test_a_fit_trains_a_model_that_is_in_evaluation_mode_and_keeps_what_is_froze
     assert not np.asarray(frozen.norm.mean[...]).any()
 
 
-def test_a_flag_that_nobody_has_set_trains():
+def test_a_train_flag_without_a_default_is_true():
     net = Net(use_running_average=None)
     wrapped(net).step((X, Y))
     assert np.asarray(net.norm.mean[...]).any()

@@ -199,7 +199,7 @@ def test_a_variable_holds_one_array(value):
         lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=4)
 
 
-def test_what_was_hung_into_a_module_is_named():
+def test_objects_added_to_a_module_are_named():
     model = Net()
     trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=2)
     model.seen = nnx.Variable(jnp.zeros(3))

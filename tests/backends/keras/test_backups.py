@@ -54,7 +54,7 @@ def interrupted(folder, epoch=2, **options):
         fit(trainer, keras.callbacks.BackupAndRestore(folder, **options), Interrupting(epoch))
 
 
-def test_a_run_goes_on_as_if_it_had_not_been_interrupted(tmp_path):
+def test_an_interrupted_run_resumes_with_the_same_bits(tmp_path):
     with wrapped() as trainer:
         whole = fit(trainer)
         digest = trainer.digest()
@@ -96,7 +96,7 @@ def test_epochs_and_files_are_plain_keras_s(tmp_path):
     assert not plain.exists()
 
 
-def test_the_same_trainer_goes_on_after_its_own_interruption(tmp_path):
+def test_the_same_trainer_resumes_after_an_interruption(tmp_path):
     def earlier(trainer):
         fit(trainer, epochs=1)
 

@@ -78,3 +78,12 @@ def test_evaluate_gives_what_keras_s_gives(compiled, capsys):
     line = r"2/2 - \d+s - \d+(s|ms|us)/step"
     metric = "" if compiled else r" - accuracy: [\d.]+"
     assert re.fullmatch(rf"{line} - loss: [\d.]+{metric}\n{line}\n", capsys.readouterr().out)
+
+
+def test_integers_beside_class_weights_are_sample_weights():
+    """A third entry is nothing else in Keras."""
+    options = {"class_weight": {1: 3.0}, "batch_size": 10, "shuffle": False, "verbose": 0}
+    with lockstep.wrap(made(), devices=1, shards=1) as one, lockstep.wrap(made(), devices=1, shards=1) as other:
+        one.fit((X, Y, np.arange(50)), **options)
+        other.fit((X, Y, np.arange(50).astype("float64")), **options)
+        assert one.digest() == other.digest()

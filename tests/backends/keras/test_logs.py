@@ -192,7 +192,7 @@ class Words(keras.callbacks.Callback):
         logs["note"], logs["counts"], logs["rate"] = f"epoch {epoch}", [1, 2], np.float32(0.5)
 
 
-def test_what_is_no_number_stays_as_it_is(tmp_path, capsys):
+def test_logs_that_are_not_numbers_are_kept(tmp_path, capsys):
     with lockstep.wrap(compiled(), devices=1, shards=4) as trainer:
         own = [lockstep.callbacks.CSVLogger(tmp_path / "own.csv"), lockstep.callbacks.Log(print)]
         where = {"checkpoint": str(tmp_path / "run")}

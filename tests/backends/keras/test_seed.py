@@ -33,7 +33,7 @@ def digest(seed, dropout, shuffle):
 
 
 @pytest.mark.parametrize(("dropout", "shuffle"), [(0.5, False), (0.0, True)], ids=["dropout", "order"])
-def test_scripts_that_differ_in_kerass_seed_alone_differ(dropout, shuffle):
+def test_the_run_depends_on_kerass_seed(dropout, shuffle):
     found = [digest(seed, dropout, shuffle) for seed in (0, 1, 1)]
     assert found[0] != found[1] == found[2]
 

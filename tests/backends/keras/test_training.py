@@ -84,7 +84,7 @@ def test_verify_lays_the_model_over_other_numbers_of_devices():
         assert trainer.digest() == before
 
 
-def test_a_schedule_says_the_rate():
+def test_a_schedule_determines_the_rate():
     with lockstep.wrap(schedule(), devices=1, shards=2) as trainer:
         trainer.step((X, Y))
         assert trainer.learning_rates[0] == pytest.approx(0.05)
@@ -144,7 +144,7 @@ def test_names_do_not_depend_on_what_was_made_before():
     assert "model.dense_1/kernel" in names()
 
 
-def test_a_checkpoint_goes_on_to_the_bit(tmp_path):
+def test_a_resumed_checkpoint_has_the_same_bits(tmp_path):
     data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50, seed=3).batch(16)
 
     def fitted(epochs, folder, devices=2):
@@ -182,13 +182,13 @@ def test_a_keras_user_gets_keras_s_lines(capsys):
     assert re.search(rf"\nEpoch 1/2\n{line}Epoch 2/2\n{line}train acc", capsys.readouterr().out)
 
 
-def test_words_of_keras_s_own_fit():
+def test_unsupported_arguments_of_fit_are_explained():
     with lockstep.wrap(made(), devices=1, shards=1) as trainer:
         with pytest.raises(CallbackError, match=r"verbose must be 0, 1, 2 or 'auto'. Got verbose=3"):
             trainer.fit((X, Y), verbose=3)
         with pytest.raises(CallbackError, match=r"callbacks must be a list. Got EarlyStopping\(\). Use callbacks=\["):
             trainer.fit((X, Y), callbacks=keras.callbacks.EarlyStopping())
-        with pytest.raises(BatchError, match=r"Beside class_weight every example has one weight.*shape \(32, 2\)"):
+        with pytest.raises(BatchError, match=r"class_weight needs one weight per example, but .* shape \(32, 2\)"):
             trainer.fit((X, Y, np.ones((50, 2))), class_weight=dict.fromkeys(range(3), 1.0), verbose=0)
         assert trainer.num_steps == 0
 
@@ -244,7 +244,7 @@ def test_a_loss_that_is_not_a_number_names_the_shard_and_changes_nothing():
         before = trainer.digest()
         weights = np.ones(len(X), "float32")
         weights[-1] = np.nan
-        with pytest.raises(NonFiniteError, match=r"A loss is a finite number. Got nan in step 0, shard 3"):
+        with pytest.raises(NonFiniteError, match=r"The loss is nan in step 0, shard 3"):
             trainer.step((X, Y, weights))
         assert trainer.digest() == before
 

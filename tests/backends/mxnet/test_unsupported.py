@@ -126,7 +126,7 @@ def test_losses(criterion, message):
         (lockstep.objective(lambda block, batch: "no"), "An objective returns the shard's mean loss .*. Got str"),
     ],
 )
-def test_what_a_loss_gives(criterion, message):
+def test_outputs_of_losses(criterion, message):
     with wrapped(net(), criterion=criterion) as trainer, pytest.raises(ModelError, match=message):
         trainer.step(BATCH)
 
@@ -151,7 +151,7 @@ def test_another_form_in_another_shard():
         trainer.step(BATCH)
 
 
-def test_metrics_that_nothing_can_be_compared_for():
+def test_metrics_without_targets_are_refused():
     @lockstep.objective
     def objective(block, batch):
         return loss()(block(batch[0]), batch[1]).mean()
@@ -229,7 +229,7 @@ def test_a_loss_that_is_no_number_names_step_and_shard_and_changes_nothing(devic
         before, digest = weights(block), trainer.digest()
         bad = X.copy()
         bad[20] = np.nan  # in shard 2: 61 in 8 shards are 8, 8, 8 ...
-        with pytest.raises(NonFiniteError, match=r"Got nan in step 1, shard 2. The model is as it was"):
+        with pytest.raises(NonFiniteError, match=r"The loss is nan in step 1, shard 2. The model is as it was"):
             trainer.step((bad, Y))
         assert trainer.digest() == digest
         assert all(before[name].tobytes() == value.tobytes() for name, value in weights(block).items())
@@ -259,7 +259,7 @@ def test_a_state_of_another_optimizer():
     with wrapped(block) as trainer:
         trainer.step(BATCH)
         before = trainer.digest()
-        with pytest.raises(StateError, match=r"does not fit this optimizer. At '0.weight.1' it has .*, the optimizer"):
+        with pytest.raises(StateError, match=r"does not fit this optimizer: '0.weight.1' is not in the optimizer"):
             trainer.load_state(state)
         assert trainer.digest() == before
 

@@ -10,8 +10,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-import missing
-from backends.tensorflow import launched
+import missing_packages
+from backends.tensorflow import launched_script
 
 COUNT = 2
 
@@ -37,13 +37,13 @@ def by_tf_config():
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return missing.path(tmp_path_factory.mktemp("path"), "jax", "matplotlib")
+    return missing_packages.path(tmp_path_factory.mktemp("path"), "jax", "matplotlib")
 
 
 def started(path, variables):
     environment = {**os.environ, "PYTHONPATH": path, **{name: str(value) for name, value in variables.items()}}
     threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
-    code = f"from backends.tensorflow.launched import main; main({threads})"
+    code = f"from backends.tensorflow.launched_script import main; main({threads})"
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=pipe, stderr=pipe, text=True)
 
@@ -52,7 +52,7 @@ def started(path, variables):
 def alone():
     before = keras.config.floatx()
     keras.config.set_floatx("float32")
-    yield launched.found()
+    yield launched_script.found()
     keras.config.set_floatx(before)
 
 
@@ -69,7 +69,7 @@ def test_two_processes_give_the_bits_of_one(launcher, alone, path):
 
 
 def test_without_torch_it_says_what_to_install(tmp_path):
-    process = started(missing.path(tmp_path, "jax", "matplotlib", "torch"), by_tf_config()[1])
+    process = started(missing_packages.path(tmp_path, "jax", "matplotlib", "torch"), by_tf_config()[1])
     _, errors = process.communicate()
     assert process.returncode
     assert "Processes that were launched together meet through torch.distributed, which is not installed" in errors

@@ -218,7 +218,7 @@ STATEFUL = [
 
 
 @pytest.mark.parametrize(("make", "where"), STATEFUL)
-def test_what_the_next_pass_reads_is_refused(make, where):
+def test_a_tensor_kept_for_the_next_forward_pass_is_refused(make, where):
     with wrapped(make) as trainer:
         before = trainer.digest()
         with pytest.raises(ExactError) as caught:
@@ -261,7 +261,7 @@ def test_without_the_promise_it_trains():
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of weight_norm
 @pytest.mark.parametrize("make", [Recorded, Cached, Scratch, normalized])
-def test_what_is_merely_left_there_trains_to_one_digest(make):
+def test_a_tensor_left_in_an_attribute_is_allowed(make):
     found = set()
     for devices in (1, 2, 3):
         with wrapped(make, devices) as trainer:
@@ -298,7 +298,7 @@ class Growing(Base):
         return self.layer(x if self.training else x - self.inputs.mean(0))
 
 
-def test_a_tensor_that_grows_by_what_passes_is_refused():
+def test_a_tensor_that_accumulates_inputs_is_refused():
     trainer = wrapped(Growing)
     with pytest.raises(ExactError, match="'inputs' of Growing"):
         trainer.step((X, Y))
@@ -389,7 +389,7 @@ def test_an_attribute_that_begins_to_count_later_is_found():
         trainer.step((X, Y))
 
 
-def test_an_evaluation_that_leaves_what_it_reads_is_refused():
+def test_a_tensor_kept_by_evaluation_is_refused():
     trainer = wrapped(Replaced)
     with pytest.raises(ExactError, match="'mean' of Replaced"):
         trainer.predict(X)

@@ -195,7 +195,7 @@ def test_what_is_compiled_after_wrap_is_refused_at_the_next_step(change, devices
 
 
 @pytest.mark.skipif(settings.FORCE_EAGER is None, reason="this torch cannot turn its compiler off")
-def test_what_no_search_finds_runs_uncompiled():
+def test_compiled_code_that_is_not_found_runs_uncompiled():
     """A function in an object's list, on one and two devices, beside the plain one."""
 
     class Box:
@@ -218,7 +218,7 @@ def test_what_no_search_finds_runs_uncompiled():
     assert len(found) == 1
 
 
-def test_a_function_kept_from_the_compiler_is_plain():
+def test_a_function_excluded_from_compilation_is_allowed():
     net = network()
     net.act = torch.compiler.disable(double)
     wrapped(net).step((X, Y))
@@ -231,7 +231,7 @@ def test_without_the_promise_it_trains(make):
     assert trainer.digest().startswith("inexact:")
 
 
-def test_without_the_promise_it_trains_in_workers_too():
+def test_compiled_code_is_allowed_if_not_exact():
     with wrapped(compiled_in_place(), devices=2, exact=False) as trainer:
         assert len(trainer.devices) == 2
         first = trainer.step((X, Y))["loss"]

@@ -21,7 +21,7 @@ import lockstep
 from lockstep.backends.torch import loaders as torch_loaders
 from lockstep.core.batches import Rows
 from lockstep.data import arrays, loaders
-from lockstep.data.readers import Readers
+from lockstep.data.reader import Readers
 from lockstep.errors import BatchError
 
 X = torch.randn(27, 5, generator=torch.Generator().manual_seed(0))
@@ -280,7 +280,7 @@ def test_any_number_of_a_loaders_workers_gives_the_same_bytes(kind):
         assert [tuple(part.numpy().tobytes() for part in batch) for batch in found.epoch(index, 1)] == alone[index]
 
 
-def test_nothing_is_read_of_what_comes_before():
+def test_batches_before_the_resumed_one_are_not_read():
     seen = []
 
     class Watched(Noisy):
@@ -414,7 +414,9 @@ class Drawing(Stateful):
 @pytest.mark.parametrize("kind", [Stateful, Drawing])
 @pytest.mark.parametrize("num", [2, 4])  # in the middle of an epoch, and at its end
 def test_a_loader_with_a_state_and_a_generator(kind, num):
-    first, second = (loaders.of(kind(PAIRS, 8, shuffle=True, generator=torch.Generator()), 3) for _ in range(2))
+    first, second = (
+        loaders.open_loader(kind(PAIRS, 8, shuffle=True, generator=torch.Generator()), 3) for _ in range(2)
+    )
     read = first.epoch(0)
     for _ in range(num):
         next(read)

@@ -6,7 +6,7 @@ from torch import nn
 
 import lockstep
 from lockstep.errors import ModelError
-from metric_samples import Order, auroc
+from metric_object_samples import Order, auroc
 
 
 class Gathering(nn.Module):

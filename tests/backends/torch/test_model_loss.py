@@ -318,7 +318,7 @@ def test_short_types(kind, precision, dtype):
             torch.testing.assert_close(mine.float(), theirs.float(), rtol=0, atol=1e-2)
 
 
-def test_asking_the_model_leaves_no_trace():
+def test_probing_the_model_does_not_change_it():
     """Batch norm's statistics, the mode and the generators are those of the plain loop."""
 
     class Normed(OnlyLoss):

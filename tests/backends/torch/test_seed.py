@@ -46,7 +46,7 @@ def digest(torchs, dropout=0.0, shuffle=True, **options):
 
 
 @pytest.mark.parametrize(("dropout", "shuffle"), [(0.5, False), (0.0, True)], ids=["dropout", "order"])
-def test_scripts_that_differ_in_torchs_seed_alone_differ(dropout, shuffle):
+def test_the_run_depends_on_torchs_seed(dropout, shuffle):
     found = [digest(seed, dropout, shuffle) for seed in (0, 1, 1)]
     assert found[0] != found[1] == found[2]
     assert digest(1, dropout, shuffle, seed=0) == found[0]  # what is given counts more

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import lockstep
 from lockstep.backends.torch import settings
-from lockstep.errors import ModelError
+from lockstep.errors import ExactError, ModelError
 
 X = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(8) % 3
@@ -114,3 +114,37 @@ def test_a_call_inside_autocast_is_refused():
             )
         assert trainer.digest() == before
         trainer.step((X, Y))
+
+
+def test_a_cpu_is_told_by_torchs_version_alone():
+    assert settings.read_versions(torch.device("cpu")) == {"torch": torch.__version__}
+
+
+def test_a_gpu_is_told_by_its_model_and_its_libraries(monkeypatch):
+    """Without a GPU: the names that torch would give are put in their places."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", {torch.device("cuda:1"): "NVIDIA H200"}.__getitem__)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    assert settings.read_versions(torch.device("cuda:1")) == {
+        "torch": torch.__version__,
+        "device model": "NVIDIA H200",
+        "CUDA": "12.8",
+        "cuDNN": "91002",
+    }
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert settings.read_versions(torch.device("cuda:1"))["CUDA"] == "6.2"
+
+
+def test_a_run_goes_on_only_on_the_model_of_device_that_it_was_saved_on(monkeypatch, tmp_path):
+    def made(model, **options):
+        versions = {"torch": str(torch.__version__), "device model": model, "CUDA": "12.8", "cuDNN": "91002"}
+        monkeypatch.setattr(settings, "read_versions", lambda device: versions)
+        net = nn.Linear(5, 3)
+        return lockstep.wrap(net, torch.optim.SGD(net.parameters(), 0.1), nn.CrossEntropyLoss(), devices=1, **options)
+
+    made("NVIDIA H200").save(tmp_path)
+    made("NVIDIA H200").restore(tmp_path)
+    with pytest.raises(ExactError, match="with device model NVIDIA H200, and this run has device model NVIDIA A100,"):
+        made("NVIDIA A100").restore(tmp_path)
+    made("NVIDIA A100", exact=False).restore(tmp_path)

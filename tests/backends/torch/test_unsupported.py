@@ -128,7 +128,7 @@ def test_a_loss_that_is_none():
         (nn.Linear, "Got builtins.type. Give lockstep.wrap the model itself."),
     ],
 )
-def test_what_is_no_model(model, message):
+def test_objects_that_are_no_model_are_refused(model, message):
     with pytest.raises(ModelError) as caught:
         lockstep.wrap(model, None, None)
     assert str(caught.value).startswith("A model is a torch.nn.Module, ")
@@ -305,14 +305,14 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             wrapped,
             (X[:0], Y[:0]),
             BatchError,
-            "A batch holds at least one example. Got a batch of size 0. Leave empty batches out.",
+            "The batch (Tensor(0, 5), Tensor(0,)) has no examples. Leave empty batches out.",
         ),
         (
             wrapped,
             (X, Y[1:]),
             BatchError,
-            "Every array of a batch has one entry per example. Got lengths 16, 15 in (Tensor(16, 5), Tensor(15,)). "
-            "Give arrays of equal length.",
+            "The arrays of a batch have different lengths, 16, 15, in (Tensor(16, 5), Tensor(15,)). "
+            "Use arrays with one entry per example.",
         ),
         (
             lambda: wrapped(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), shards=8),
@@ -366,14 +366,12 @@ def test_a_loss_that_is_not_finite_names_step_and_shard_and_changes_nothing(num_
         bad[10] = torch.nan  # in shard 2 of 4
         with pytest.raises(NonFiniteError) as caught:
             trainer.step((bad, Y))
-        assert str(caught.value).startswith(
-            f"A loss is a finite number. Got nan in step 1, shard {2 if num_shards == 4 else 0}. "
-        )
+        assert str(caught.value).startswith(f"The loss is nan in step 1, shard {2 if num_shards == 4 else 0}. ")
         assert trainer.digest() == before
         trainer.step((X, Y))
 
 
-def test_an_error_of_the_models_own_says_its_shard():
+def test_an_error_raised_by_the_model_names_the_shard():
     class Picky(nn.Linear):
         def forward(self, x):
             if (x == 9).any():
@@ -393,7 +391,7 @@ def test_an_error_of_the_models_own_says_its_shard():
     [IndexError("index 3 is out of bounds"), ValueError("the policy is deterministic")],
     ids=["an index", "a word"],
 )
-def test_an_error_of_the_losss_own_stays_what_it_is(error):
+def test_an_error_raised_by_the_loss_is_unchanged(error):
     def loss(outputs, targets):
         raise error
 
@@ -418,8 +416,8 @@ def test_outputs_that_are_not_one_per_example():
     with wrapped(Pooled(5, 3)) as trainer, pytest.raises(BatchError) as caught:
         trainer.predict(X)
     assert str(caught.value) == (
-        "A model's outputs are arrays, or tuples, lists and dicts of them, with one row per example on axis 0. "
-        "Got ndarray(1, 3) for 4 examples. Return such outputs."
+        "The model returned ndarray(1, 3) for 4 examples. Return arrays, or tuples, lists and dicts of them, with one "
+        "row per example on axis 0."
     )
 
 
@@ -455,7 +453,7 @@ class Locked(nn.Module):
         return self.inner(x)
 
 
-def test_what_cannot_be_pickled_is_named():
+def test_objects_that_cannot_be_pickled_are_named():
     with pytest.raises(ModelError) as caught:
         wrapped(Locked(), devices=2)
     assert str(caught.value) == (
@@ -511,7 +509,7 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_slots_that_are_no_parameters():
+def test_keys_of_the_optimizer_state_that_are_no_parameters():
     net = nn.Linear(5, 3)
     trainer = lockstep.wrap(net, Counting(net.parameters(), lr=0.1), nn.CrossEntropyLoss(), devices=1, shards=4)
     trainer.step((X, Y))
@@ -519,8 +517,8 @@ def test_slots_that_are_no_parameters():
         with pytest.raises(OptimizerError) as caught:
             use()
         assert str(caught.value) == (
-            "An optimizer keeps its slots by the model's parameters. Got slots for 'global', which would be in no "
-            "checkpoint. Keep numbers in a parameter group or in the optimizer's own attributes."
+            "The keys of optimizer.state must be the model's parameters. Got 'global', whose state no checkpoint "
+            "would hold. Keep numbers in a parameter group or in the optimizer's own attributes."
         )
 
 

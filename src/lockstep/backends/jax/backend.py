@@ -46,7 +46,7 @@ class JaxBackend:
         self._passes = Passes(self._replicas, shards, self.outputs)
         self._work: Work | None = None
         self.spread(names)
-        self.versions: Mapping[str, str] = devices.versions(names)
+        self.versions: Mapping[str, str] = devices.read_versions(names)
 
     @property
     def columns(self) -> Sequence[Column]:

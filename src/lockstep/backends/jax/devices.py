@@ -55,13 +55,13 @@ def of(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[Any]:
     return [found[each] for each in names]
 
 
-def versions(names: Sequence[str]) -> dict[str, str]:
-    """Of what computes; XLA's pool of CPU threads is part of the bits too."""
+def read_versions(names: Sequence[str]) -> dict[str, str]:
+    """Return what decides the bits on these devices: versions, the size of XLA's pool on a CPU, the model of a GPU."""
     found = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}
     if names[0].startswith("cpu"):
         return found | {"XLA's CPU threads": str(pool())}
-    device = jax.local_devices()[0]  # its libraries propose the kernels
-    return found | {"device": device.device_kind, "platform": device.client.platform_version}
+    device = jax.local_devices()[0]  # its libraries choose the kernels
+    return found | {"device model": device.device_kind, "platform": device.client.platform_version}
 
 
 def threads() -> int:

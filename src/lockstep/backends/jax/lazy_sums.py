@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.backends import host_vectors
 from lockstep.backends.base import Node
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Sums
@@ -195,18 +196,33 @@ class Vector:
         return self.node.total().host(self.dtype)[self.start : self.stop].astype(dtype or self.dtype, copy=False)
 
 
-class Host(dict[str, NDArray[Any]]):
-    """A node in the host's memory; `given` where an exchange lent it and wants to read it there."""
+class Host(Mapping[str, NDArray[Any]]):
+    """A partial sum in the host's memory; `given` if an exchange lent it and wants to read it there.
+
+    Memory that nobody lent is allocated when a vector is first asked for. Nobody asks in one process, whose partial
+    sums stay on their devices.
+    """
 
     def __init__(self, layout: Layout, memory: memoryview | None) -> None:
-        block = memoryview(bytearray(layout.nbytes)) if memory is None else memory
-        super().__init__(
-            {
-                dtype: np.frombuffer(block, dtype, length, layout.starts[dtype])
-                for dtype, length in layout.lengths.items()
-            }
-        )
+        self._layout = layout
+        self._memory = memory
         self.given = memory is not None
+
+    @cached_property
+    def _vectors(self) -> Mapping[str, NDArray[Any]]:
+        return host_vectors.allocate(self._layout, self._memory)
+
+    def __getitem__(self, dtype: str) -> NDArray[Any]:
+        """Return the vector of one type."""
+        return self._vectors[dtype]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the types."""
+        return iter(self._layout.lengths)
+
+    def __len__(self) -> int:
+        """Return the number of types."""
+        return len(self._layout.lengths)
 
 
 def _gone() -> Mapping[str, Any]:

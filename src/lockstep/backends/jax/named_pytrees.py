@@ -5,7 +5,7 @@ A name is the framework's own path joined with dots: `params.Dense_0.kernel`,
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jax import dtypes
 from numpy.typing import NDArray
 
 from lockstep.backends.base import Array, State
+from lockstep.core.state import ArraySpec
 from lockstep.errors import ModelError, StateError
 
 
@@ -48,36 +49,15 @@ def to_array(leaf: Any) -> Array:
     return Array(data, str(data.dtype))
 
 
-def from_state(prefix: str, tree: Any, state: Mapping[str, Array], whole: str) -> Any:
-    """The nest with the state's arrays in the place of its own; `whole` is what does not fit where one differs."""
-    leaves = []
-    for name, leaf in named(tree).items():
-        there = state.get(f"{prefix}.{name}")
-        form = _form(leaf)
-        if there is None:
-            raise StateError(f"The state does not fit this {whole}. It has nothing for {name!r}. Load its own state.")
-        if (there.data.shape, there.dtype) != form:
-            raise StateError(
-                f"The state does not fit this {whole}. At {name!r} it has {there.data.shape} of {there.dtype}, "
-                f"the {whole} {form[0]} of {form[1]}. Load its own state."
-            )
-        leaves.append(wrapped(there.data, leaf))
+def from_state(prefix: str, tree: Any, state: Mapping[str, Array]) -> Any:
+    """Build the same pytree from the state's arrays, which fit."""
+    leaves = [wrapped(state[f"{prefix}.{name}"].data, leaf) for name, leaf in named(tree).items()]
     return refilled(tree, leaves)
 
 
-def names(prefix: str, tree: Any) -> set[str]:
-    """The names that a nest's arrays have in a state."""
-    return {f"{prefix}.{name}" for name in named(tree)}
-
-
-def check_known(whole: str, known: Collection[str], state: Mapping[str, Array]) -> None:
-    """Raises where the state has an array that the model, or the optimizer, has not."""
-    for name in state:
-        if name.startswith(f"{whole}.") and name not in known:
-            raise StateError(
-                f"The state does not fit this {whole}, which has no {name.removeprefix(whole + '.')!r}. "
-                "Load its own state."
-            )
+def read_specs(prefix: str, tree: Any) -> dict[str, ArraySpec]:
+    """Describe the arrays of a pytree as a state has them."""
+    return {f"{prefix}.{name}": _read_spec(leaf) for name, leaf in named(tree).items()}
 
 
 def is_key(leaf: Any) -> bool:
@@ -116,10 +96,11 @@ def _is_deleted(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and bool(leaf.is_deleted())
 
 
-def _form(leaf: Any) -> tuple[tuple[int, ...], str]:
-    """The shape and type that an array has in a state."""
+def _read_spec(leaf: Any) -> ArraySpec:
+    """Return the shape and dtype that `to_array` gives this leaf."""
     plain = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
-    return tuple(np.shape(plain)), str(getattr(plain, "dtype", np.asarray(plain).dtype))
+    dtype = plain.dtype if hasattr(plain, "dtype") else np.asarray(plain).dtype
+    return ArraySpec(tuple(np.shape(plain)), str(dtype))
 
 
 def wrapped(numbers: Any, like: Any) -> Any:

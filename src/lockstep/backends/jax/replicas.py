@@ -18,6 +18,7 @@ from lockstep.backends.jax.compiled import Executables
 from lockstep.backends.jax.functional_model import Handle
 from lockstep.backends.jax.lazy_sums import Total
 from lockstep.backends.jax.vector_fields import Fields
+from lockstep.core.state import ArraySpec, check_state
 from lockstep.errors import StateError
 
 _STEPS = "optimizer.steps made"  # no name of a field, so that no state of optax has it
@@ -237,20 +238,23 @@ class Replicas:
             self.optimizer.want(self.optimizer.numbers_in(state))
             self._loads += 1
             return
-        home, params, rest = self.model.home, self.model.params, self.model.rest
-        named_pytrees.check_known(
-            "model", named_pytrees.names(home, params) | named_pytrees.names("model", rest), state
-        )
-        params = named_pytrees.from_state(home, params, state, "model")
-        rest = named_pytrees.from_state("model", rest, state, "model")
         if self.optimizer.state is None:
-            self.optimizer.start(params)
-        slots = named_pytrees.from_state("optimizer", self.optimizer.state, state, "optimizer")
-        named_pytrees.check_known("optimizer", named_pytrees.names("optimizer", self.optimizer.state) | {_STEPS}, state)
+            self.optimizer.start(self.model.params)
+        check_state(state, self._specs(state))
+        params = named_pytrees.from_state(self.model.home, self.model.params, state)
+        rest = named_pytrees.from_state("model", self.model.rest, state)
+        slots = named_pytrees.from_state("optimizer", self.optimizer.state, state)
         steps = state[_STEPS].data.item() if _STEPS in state else self.optimizer.steps
         self.take(params, rest, slots, steps)
         self._waiting = None
         self._loads += 1
+
+    def _specs(self, state: Mapping[str, Array]) -> dict[str, ArraySpec]:
+        """Describe the arrays that a saved state must have; the number of steps may be missing."""
+        specs = named_pytrees.read_specs(self.model.home, self.model.params)
+        specs |= named_pytrees.read_specs("model", self.model.rest)
+        specs |= named_pytrees.read_specs("optimizer", self.optimizer.state)
+        return specs | ({_STEPS: ArraySpec((), "int64")} if _STEPS in state else {})
 
     def _forget(self) -> None:
         """Back to before the first batch, which will make the variables anew."""

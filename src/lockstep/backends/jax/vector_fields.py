@@ -61,7 +61,7 @@ class Fields:
         self.names = names = list(named_pytrees.named(rest))  # of the other variables
         trained = named_pytrees.named(params)
         check_trained(trained)
-        self.layout = Layout.of(
+        self.layout = Layout.build(
             [(name, accumulated(leaf.dtype), tuple(leaf.shape)) for name, leaf in trained.items()],
             [
                 *(

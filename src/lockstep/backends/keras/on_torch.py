@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from lockstep.backends.base import Array, Backend, Node, Recipe, State, Work
+from lockstep.backends.change_detector import ChangeDetector
 from lockstep.backends.keras import loaders, losses, pickling
 from lockstep.backends.keras.compiled import Compiled, Values, parts
-from lockstep.backends.keras.slots import Slots
+from lockstep.backends.keras.optimizer_variables import OptimizerVariables
 from lockstep.backends.keras.unsupported import check_built, check_precision, check_scale
 from lockstep.backends.torch import rng
 from lockstep.backends.torch.backend import TorchBackend
@@ -27,6 +28,7 @@ from lockstep.backends.torch.losses import Share, Term, mean
 from lockstep.backends.torch.shards import CUSTOM_SUMS
 from lockstep.core.metrics import Column, Metric
 from lockstep.core.reduction import Criterion
+from lockstep.core.state import OPTIMIZER, check_state
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
@@ -103,9 +105,10 @@ class KerasOnTorch(TorchBackend):
         self.versions = {**self.versions, "keras": keras.__version__}
         self._outer = recipe
         self._compiled = compiled
-        self._slots = Slots(compiled, recipe.optimizer)
-        self._seen: list[tuple[int, int]] = []
+        self._optimizer_variables = OptimizerVariables(compiled, recipe.optimizer)
+        self._writes = ChangeDetector(self._read_marks)
         self._prepared = False
+        self._shards._kept.way_out = "Make it a weight of the layer: self.add_weight(shape, trainable=False)"
         if compiled.objective is None:
             self._shards._term = self._term
 
@@ -159,22 +162,23 @@ class KerasOnTorch(TorchBackend):
 
     def state(self) -> State:
         """The module's tensors, and the Keras optimizer's."""
-        own = {name: array for name, array in super().state().items() if not name.startswith("optimizer.")}
-        return own | self._slots.read()
+        own = {name: array for name, array in super().state().items() if not name.startswith(OPTIMIZER)}
+        return own | self._optimizer_variables.read()
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Takes over a whole state."""
-        self._slots.check(state)
-        super().load({name: array for name, array in state.items() if not name.startswith("optimizer.")})
-        self._slots.write(state)
+        """Take over a whole state; one that does not fit changes nothing."""
+        model = {name: array for name, array in state.items() if not name.startswith(OPTIMIZER)}
+        check_state(state, {**self._replica.specs(model), **self._optimizer_variables.specs()})
+        super().load(model)
+        self._optimizer_variables.write(state)
 
     def numbers(self) -> list[dict[str, Any]]:
         """The numbers that the optimizer was made with."""
-        return self._slots.numbers()
+        return self._optimizer_variables.numbers()
 
     def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
         """Writes them into the optimizer."""
-        self._slots.set_numbers(numbers)
+        self._optimizer_variables.set_numbers(numbers)
 
     def attributes(self) -> dict[str, Any]:
         """What is frozen; of a layer's own numbers and words many are Keras's, such as its name."""
@@ -196,18 +200,17 @@ class KerasOnTorch(TorchBackend):
 
     def touched(self) -> bool:
         """Whether the script wrote to the model or to the optimizer's variables, which torch's optimizer knows not."""
-        seen, self._seen = self._seen, self._marks()
-        return super().touched() or (bool(seen) and seen != self._seen)
+        own = self._writes.has_changed()  # both are asked, so that both know the present state
+        return super().touched() or own
 
     def update(self, total: Node, work: Work) -> None:
         """As torch's; what the step itself has written counts as seen, where somebody asks."""
         super().update(total, work)
-        if self._seen:
-            self._seen = self._marks()
+        self._writes.accept()
 
-    def _marks(self) -> list[tuple[int, int]]:
+    def _read_marks(self) -> list[tuple[int, int]]:
         """Torch's counters of writes, and where the variables lie."""
-        values = [variable.value for variable in self._slots.variables().values()]
+        values = [variable.value for variable in self._optimizer_variables.variables().values()]
         return [(value._version, value.data_ptr()) for value in values]
 
     def host(self, value: Any) -> Any:

@@ -17,7 +17,7 @@ from lockstep.backends.mxnet.optimizer import Updates
 from lockstep.backends.mxnet.replicas import Replicas, context_of
 from lockstep.backends.mxnet.running_stats import Statistics
 from lockstep.backends.mxnet.shards import Shards
-from lockstep.backends.mxnet.state import Stored
+from lockstep.backends.mxnet.state import NamedState
 from lockstep.backends.mxnet.unsupported import check_block, check_engine, check_graphs, check_optimizer
 from lockstep.core import seeds, tree
 from lockstep.core.batches import transform
@@ -50,7 +50,7 @@ class MxnetBackend:
         self._updates = Updates(recipe.optimizer, self._replicas.parameters)
         if recipe.options.exact:
             check_optimizer(self._updates.optimizer)
-        self._stored = Stored(self._replicas, self._updates)
+        self._named_state = NamedState(self._replicas, self._updates)
         self._loss = losses.criterion(recipe.loss)
         self.outputs = ShardOutputs(recipe.keeps_outputs, inputs.host, inputs.on_cpu)
         self._shards = Shards(
@@ -93,7 +93,7 @@ class MxnetBackend:
         if self._layout is None or form != self._form:
             gradients = [self._replicas.field(name) for name in self._trained]
             others = running_stats.fields([self._replicas.field(name) for name in averaged])
-            self._layout = Layout.of(gradients, [*others, ("sums", "float64", (self._shards.num_sums,))])
+            self._layout = Layout.build(gradients, [*others, ("sums", "float64", (self._shards.num_sums,))])
             self._form = form
             fields = self._layout.fields[: len(self._trained)]
             kinds = [kind for _, kind in form[: len(fields)]]
@@ -180,7 +180,7 @@ class MxnetBackend:
         self._updates.apply(gradients, self._divisor, factor)
         self._statistics.apply(total)
         self._replicas.share()
-        self._stored.look()
+        self._named_state.accept()
 
     def _given(self, place: int, gradient: Any) -> Any:
         """The gradient as the optimizer gets it: in its parameter's type, and a copy where it may be written to."""
@@ -245,7 +245,7 @@ class MxnetBackend:
 
     def state(self) -> State:
         """The first replica's state, from which the others start."""
-        return self._stored.state()
+        return self._named_state.state()
 
     def waits_for_batch(self) -> bool:
         """Whether a parameter's shape is not known yet."""
@@ -266,7 +266,7 @@ class MxnetBackend:
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Takes over a whole state."""
-        self._stored.load(state)
+        self._named_state.load(state)
 
     def numbers(self) -> list[dict[str, Any]]:
         """The optimizer's numbers; there is one group."""
@@ -286,7 +286,7 @@ class MxnetBackend:
 
     def touched(self) -> bool:
         """Whether the script wrote to the state since the last step."""
-        return self._stored.touched()
+        return self._named_state.touched()
 
     # -- data and processes
 

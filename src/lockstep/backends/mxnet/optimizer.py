@@ -1,4 +1,4 @@
-"""Updates: the optimizer on the first replica, in whatever form the script gave it."""
+"""The optimizer on the first replica, in whatever form the script gave it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,19 +8,23 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from lockstep.backends.base import Array
-from lockstep.backends.mxnet.slots import Slots
-from lockstep.errors import OptimizerError, StateError
+from lockstep.backends.base import Array, State
+from lockstep.backends.mxnet.updater_state import UpdaterState
+from lockstep.core.state import OPTIMIZER, ArraySpec
+from lockstep.errors import OptimizerError
 
 _PLAIN = (bool, int, float, type(None))
 # Not for the script to set: counters, and what a step sets for itself.
 _COUNTERS = ("num_update", "m_schedule")
+_COUNT = ".count"  # after a parameter's name: how often it was updated
+_SCHEDULER = f"{OPTIMIZER}lr_scheduler."
+_NUMBER = "python"  # the dtype of a plain Python number
 _HIDDEN = {*_COUNTERS, "begin_num_update", "rescale_grad", "aggregate_num", "allow_np_array", "aggregate_updates"}
 _WRITES_GRADIENTS = (mx.optimizer.AdaDelta,)
 
 
 class Updates:
-    """An optimizer, the parameters it trains and their slots."""
+    """An optimizer, the parameters it trains and what it keeps for each of them."""
 
     def __init__(self, given: Any, parameters: Mapping[str, Any]) -> None:
         self._trainer = given if isinstance(given, gluon.Trainer) else None
@@ -41,7 +45,7 @@ class Updates:
             )
         self.optimizer = self.updater.optimizer
         self._held = [(index, names[id(parameter)], parameter) for index, parameter in enumerate(held)]
-        self.slots = Slots(self.updater, [(index, name) for index, name, _ in self._held])
+        self.state = UpdaterState(self.updater, [(index, name) for index, name, _ in self._held])
 
     def trained(self) -> dict[str, tuple[int, Any]]:
         """The parameters that the next update may change, with the optimizer's index for each."""
@@ -96,46 +100,56 @@ class Updates:
             else:
                 setattr(self.optimizer, name, value)
 
-    def counters(self, device_id: int) -> dict[str, Array]:
-        """How far the optimizer and its schedule have come."""
+    def counters(self, device_id: int) -> State:
+        """Copy how far the optimizer and its schedule have come."""
         self.optimizer._set_current_context(device_id)
-        state = {f"optimizer.{name}": _number(getattr(self.optimizer, name)) for name in self._own_counters()}
+        state = {f"{OPTIMIZER}{name}": _to_array(getattr(self.optimizer, name)) for name in self._own_counters()}
         for index, name, _ in self._held:
             if index in self.optimizer._index_update_count:
-                state[f"optimizer.{name}.count"] = _number(self.optimizer._index_update_count[index])
+                state[f"{OPTIMIZER}{name}{_COUNT}"] = _to_array(self.optimizer._index_update_count[index])
         for name, value in self._schedule().items():
-            state[f"optimizer.lr_scheduler.{name}"] = _number(value)
+            state[f"{_SCHEDULER}{name}"] = _to_array(value)
         return state
 
+    def counter_specs(self, state: Mapping[str, Array]) -> dict[str, ArraySpec]:
+        """Describe the counters that a saved state must have; those of parameters and of a schedule may be missing."""
+        names = [f"{OPTIMIZER}{name}" for name in self._own_counters()]
+        names += [name for _, name in self._saved_counts(state)]
+        names += [f"{_SCHEDULER}{name}" for name in self._saved_schedule(state)]
+        return dict.fromkeys(names, ArraySpec((), _NUMBER))
+
     def set_counters(self, state: Mapping[str, Array], device_id: int) -> None:
-        """Goes back, or on, to where such counters say."""
+        """Go back, or on, to where the counters of a state that fits say."""
         self.optimizer._set_current_context(device_id)
         for name in self._own_counters():
-            saved = state.get(f"optimizer.{name}")
-            if saved is None:
-                raise StateError(
-                    f"The state does not fit this optimizer. It has nothing for {name!r}. Load the state of this one."
-                )
-            setattr(self.optimizer, name, saved.data.item())
+            setattr(self.optimizer, name, state[f"{OPTIMIZER}{name}"].data.item())
         self.optimizer._index_update_count.clear()
-        for index, name, _ in self._held:
-            if f"optimizer.{name}.count" in state:
-                self.optimizer._index_update_count[index] = state[f"optimizer.{name}.count"].data.item()
-        for name in self._schedule():
-            if f"optimizer.lr_scheduler.{name}" in state:
-                setattr(self.optimizer.lr_scheduler, name, state[f"optimizer.lr_scheduler.{name}"].data.item())
+        for index, name in self._saved_counts(state):
+            self.optimizer._index_update_count[index] = state[name].data.item()
+        for name in self._saved_schedule(state):
+            setattr(self.optimizer.lr_scheduler, name, state[f"{_SCHEDULER}{name}"].data.item())
 
     def _own_counters(self) -> list[str]:
         return [name for name in _COUNTERS if hasattr(self.optimizer, name)]
+
+    def _saved_counts(self, state: Mapping[str, Array]) -> list[tuple[int, str]]:
+        """The optimizer's index of every parameter that was updated, and the name of its count in the state."""
+        names = [(index, f"{OPTIMIZER}{name}{_COUNT}") for index, name, _ in self._held]
+        return [(index, name) for index, name in names if name in state]
 
     def _schedule(self) -> dict[str, Any]:
         scheduler = self.optimizer.lr_scheduler
         plain = {} if scheduler is None else vars(scheduler)
         return {name: value for name, value in plain.items() if type(value) in (bool, int, float)}
 
+    def _saved_schedule(self, state: Mapping[str, Array]) -> list[str]:
+        """The attributes of a schedule that the state has, if the optimizer's own schedule has them too."""
+        names = [name.removeprefix(_SCHEDULER) for name in state if name.startswith(_SCHEDULER)]
+        return [name for name in names if hasattr(self.optimizer.lr_scheduler, name)]
 
-def _number(value: Any) -> Array:
-    return Array(np.asarray(value), "python")
+
+def _to_array(value: Any) -> Array:
+    return Array(np.asarray(value), _NUMBER)
 
 
 def _of_trainer(trainer: Any) -> tuple[Any, list[Any]]:
@@ -147,7 +161,7 @@ def _of_trainer(trainer: Any) -> tuple[Any, list[Any]]:
         )
     if trainer._kv_initialized and trainer._update_on_kvstore:
         raise OptimizerError(
-            "The optimizer's slots lie where Lockstep can see them. Got a trainer that has made steps in a kvstore. "
+            "The optimizer state lies where Lockstep can see it. Got a trainer that has made steps in a kvstore. "
             "Make a new one, or use gluon.Trainer(..., update_on_kvstore=False)."
         )
     return trainer._updaters[0], list(trainer._params)

@@ -12,16 +12,21 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from lockstep.backends import host_vectors
 from lockstep.backends.base import Array, Node, Recipe, State, Work, arrays
+from lockstep.backends.change_detector import ChangeDetector
 from lockstep.backends.numpy import metrics
 from lockstep.backends.numpy.network import LOSSES, SGD, CrossEntropy, Dense, Floats, SquaredError, read_array
-from lockstep.core import seeds, tree
+from lockstep.core import seeds
 from lockstep.core.batches import count
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, Column, Sums, resolve
 from lockstep.core.outputs import ShardOutputs
+from lockstep.core.state import MODEL, OPTIMIZER, ArraySpec, check_state
 from lockstep.core.weights import split_batch
-from lockstep.errors import BatchError, ModelError, NonFiniteError, OptimizerError, StateError
+from lockstep.errors import BatchError, ModelError, NonFiniteError, OptimizerError
+
+_MOMENTUM = ".momentum"
 
 
 class NumpyBackend:
@@ -44,11 +49,11 @@ class NumpyBackend:
         self.outputs = ShardOutputs(recipe.keeps_outputs, np.array)
         self._replicas = [(recipe.model, recipe.optimizer)]
         self._replicas += [copy.deepcopy((recipe.model, recipe.optimizer)) for _ in devices[1:]]
-        self._layout = Layout.of(
+        self._layout = Layout.build(
             [(name, str(value.dtype), value.shape) for name, value in recipe.model.parameters.items()],
             [("sums", "float64", (FIRST_METRIC + 2 * len(self._metrics),))],
         )
-        self._seen = self._bytes()
+        self._writes = ChangeDetector(self._read_bytes)
 
     def spread(self, devices: Sequence[str]) -> None:
         """Each process has one device, so there is nothing to move."""
@@ -64,11 +69,8 @@ class NumpyBackend:
         return self._layout
 
     def node(self, layout: Layout, memory: memoryview | None) -> Node:
-        """Vectors in the given memory, or new ones."""
-        block = memoryview(bytearray(layout.nbytes)) if memory is None else memory
-        return {
-            dtype: np.frombuffer(block, dtype, length, layout.starts[dtype]) for dtype, length in layout.lengths.items()
-        }
+        """Lay vectors into the given memory, or into new memory."""
+        return host_vectors.allocate(layout, memory)
 
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Computes shard after shard on each replica."""
@@ -86,33 +88,20 @@ class NumpyBackend:
                 yield shard, into[shard]
 
     def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
-        """numpy's own addition."""
-        if right is None:
-            assert out is not None
-            for dtype, vector in left.items():
-                out[dtype][:] = vector
-            return out
-        if out is None:
-            return {dtype: vector + right[dtype] for dtype, vector in left.items()}
-        for dtype, vector in left.items():
-            np.add(vector, right[dtype], out=out[dtype])
-        return out
+        """Add with numpy's own addition."""
+        return host_vectors.add(left, right, out)
 
     def divide(self, total: Node, by: float) -> None:
-        """numpy's own division."""
-        for vector in total.values():
-            vector /= by
+        """Divide with numpy's own division."""
+        host_vectors.divide(total, by)
 
     def finish(self, nodes: Mapping[Any, Node], num_shards: int) -> Node:
-        """The root, added up in place."""
-        total = tree.total(tree.root(num_shards), nodes, lambda left, right: self.add(left, right, left))
-        assert total is not None
-        return total
+        """Add up the root in place."""
+        return host_vectors.add_tree(nodes, num_shards)
 
     def sums(self, node: Node, layout: Layout) -> Sums:
-        """The field of sums."""
-        place = layout.fields[-1]
-        return np.array(node[place.dtype][place.offset : place.offset + place.size])
+        """Copy the field of sums."""
+        return np.array(host_vectors.view(node, layout.fields[-1]))
 
     def update(self, total: Node, work: Work) -> None:
         """The optimizer's step on every replica."""
@@ -123,7 +112,7 @@ class NumpyBackend:
             gradients = {name: value * value.dtype.type(factor) for name, value in gradients.items()}
         for model, optimizer in self._replicas:
             optimizer.step(model.parameters, gradients)
-        self._seen = self._bytes()
+        self._writes.accept()
 
     def norm(self, total: Node) -> float:
         """The norm over all parameters, tensor by tensor."""
@@ -155,13 +144,10 @@ class NumpyBackend:
 
     def _write(self, node: Node, values: Mapping[str, Floats]) -> None:
         for place in self._layout.fields:
-            node[place.dtype][place.offset : place.offset + place.size] = values[place.name].ravel()
+            host_vectors.view(node, place)[...] = values[place.name]
 
     def _read(self, node: Node) -> dict[str, Floats]:
-        return {
-            place.name: node[place.dtype][place.offset : place.offset + place.size].reshape(place.shape)
-            for place in self._layout.fields[:-1]
-        }
+        return {place.name: host_vectors.view(node, place) for place in self._layout.fields[:-1]}
 
     def _model(self, replica: int) -> Dense:
         """The model of a replica; replicas of this process are numbered from its first on."""
@@ -206,29 +192,29 @@ class NumpyBackend:
 
     def _state(self, replica: int) -> State:
         model, optimizer = self._replicas[replica]
-        named = [(f"model.{name}", value.copy()) for name, value in model.parameters.items()]
-        named += [(f"optimizer.{name}.momentum", value.copy()) for name, value in optimizer.slots.items()]
+        named = [(f"{MODEL}{name}", value.copy()) for name, value in model.parameters.items()]
+        named += [(f"{OPTIMIZER}{name}{_MOMENTUM}", value.copy()) for name, value in optimizer.slots.items()]
         return arrays(named)
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """The same state on every replica."""
-        own = {f"model.{name}": value for name, value in self._recipe.model.parameters.items()}
-        for name in [*own, *(name for name in state if name.startswith("model."))]:
-            there = _form(state.get(name))
-            here = _form(Array(own[name], str(own[name].dtype)) if name in own else None)
-            if there != here:
-                raise StateError(
-                    f"The state does not fit this model. At {name.removeprefix('model.')!r} it has {there}, "
-                    f"the model {here}."
-                )
+        """Write the same state into every replica; one that does not fit changes nothing."""
+        check_state(state, self._specs(state))
         for model, optimizer in self._replicas:
             for name, value in model.parameters.items():
-                value[...] = state[f"model.{name}"].data
+                value[...] = state[f"{MODEL}{name}"].data
             optimizer.slots = {
-                name.removeprefix("optimizer.").removesuffix(".momentum"): value.data.copy()
+                name.removeprefix(OPTIMIZER).removesuffix(_MOMENTUM): value.data.copy()
                 for name, value in state.items()
-                if name.startswith("optimizer.")
+                if name.startswith(OPTIMIZER)
             }
+
+    def _specs(self, state: Mapping[str, Array]) -> dict[str, ArraySpec]:
+        """Describe the arrays that a saved state must have; from before a first step it may have no momentum."""
+        own = self._recipe.model.parameters.items()
+        specs = {f"{MODEL}{name}": ArraySpec(value.shape, str(value.dtype)) for name, value in own}
+        if any(name.startswith(OPTIMIZER) for name in state):
+            specs |= {f"{OPTIMIZER}{name}{_MOMENTUM}": specs[f"{MODEL}{name}"] for name, _ in own}
+        return specs
 
     def numbers(self) -> list[dict[str, Any]]:
         """One group."""
@@ -250,11 +236,11 @@ class NumpyBackend:
             optimizer.lr, optimizer.momentum = controls
 
     def touched(self) -> bool:
-        """Whether the script wrote to the parameters; numpy has no counters, so the bytes are compared."""
-        seen, self._seen = self._seen, self._bytes()
-        return seen != self._seen
+        """Return whether the script wrote to the parameters since the last question."""
+        return self._writes.has_changed()
 
-    def _bytes(self) -> list[bytes]:
+    def _read_bytes(self) -> list[bytes]:
+        """Copy the bytes of every array, because numpy does not count writes."""
         return [value.data.tobytes() for value in self.state().values()]
 
     # -- data and processes
@@ -279,11 +265,6 @@ class NumpyBackend:
         """The recipe in one pickle."""
         data: bytes = cloudpickle.dumps(self._recipe)
         return data
-
-
-def _form(array: Array | None) -> str:
-    """An array's shape and type, in words."""
-    return "nothing" if array is None else f"{array.data.shape} of {array.dtype}"
 
 
 def _parts(piece: Any) -> tuple[Floats, Floats, Floats | None]:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from lockstep.backends import host_vectors
 from lockstep.backends.base import Array, Node, Recipe, State, Work
+from lockstep.backends.change_detector import ChangeDetector
 from lockstep.backends.tensorflow import flat_vectors, loaders, settings, state
 from lockstep.backends.tensorflow.optimizer import Stepping
 from lockstep.backends.tensorflow.program import Copy, Program
@@ -29,7 +31,7 @@ class TensorflowBackend:
 
     def __init__(self, program: Program, recipe: Recipe, devices: Sequence[str]) -> None:
         self.devices: tuple[str, ...] = tuple(devices)
-        self.versions: Mapping[str, str] = settings.versions()
+        self.versions: Mapping[str, str] = settings.read_versions(devices[0])
         self._program = program
         self._exact = recipe.options.exact
         self.outputs = ShardOutputs(recipe.keeps_outputs, _to_numpy, _on_cpu)
@@ -38,7 +40,7 @@ class TensorflowBackend:
         self._layout: Layout | None = None
         self._made_for: Any = None
         self._last_scale = 1.0
-        self._seen: list[int] = []
+        self._writes = ChangeDetector(lambda: state.sum_bytes(self._variables()))
 
     def spread(self, devices: Sequence[str]) -> None:
         """Replicas on other devices; the script's own variables stay."""
@@ -68,7 +70,7 @@ class TensorflowBackend:
 
     def node(self, layout: Layout, memory: memoryview | None) -> Node:
         """Vectors in the given memory, or new ones."""
-        return flat_vectors.allocate(layout, memory)
+        return host_vectors.allocate(layout, memory)
 
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Computes the shards of all replicas, then writes leaf after leaf: what one lay in is used for a later one."""
@@ -88,8 +90,8 @@ class TensorflowBackend:
             value if value is None or first or value.dtype.kind == "f" else np.zeros_like(value) for value in leaf.kept
         ]
         flat_vectors.write(node, arrays[split:], kept)
-        flat_vectors.view(node, there)[:] = [value is not None for value in (*leaf.gradients, *leaf.kept)]
-        room = flat_vectors.view(node, sums)
+        host_vectors.view(node, there)[:] = [value is not None for value in (*leaf.gradients, *leaf.kept)]
+        room = host_vectors.view(node, sums)
         if len(leaf.sums) > len(room):
             raise ModelError(f"The metrics of a step give at most {len(room)} sums. Got {len(leaf.sums)}. Give fewer.")
         room[:] = 0.0
@@ -97,33 +99,32 @@ class TensorflowBackend:
 
     def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
         """One thread's addition."""
-        return flat_vectors.add(left, right, out)
+        return host_vectors.add(left, right, out)
 
     def divide(self, total: Node, by: float) -> None:
         """One thread's division."""
-        flat_vectors.divide(total, by)
+        host_vectors.divide(total, by)
 
-    def finish(self, nodes_: Mapping[Any, Node], num_shards: int) -> Node:
+    def finish(self, nodes: Mapping[Any, Node], num_shards: int) -> Node:
         """The root, added up in place."""
-        return flat_vectors.finish(nodes_, num_shards)
+        return host_vectors.add_tree(nodes, num_shards)
 
     def sums(self, node: Node, layout: Layout) -> Sums:
         """The field of sums."""
-        return np.array(flat_vectors.view(node, layout.fields[-1]))
+        return np.array(host_vectors.view(node, layout.fields[-1]))
 
     def update(self, total: Node, work: Work) -> None:
         """The optimizer's step on the script's own variables, and the averaged statistics."""
         layout = self.layout()
         self._last_scale = self._stepping.scale()
-        self._stepping.apply(total, layout, [bool(flag) for flag in flat_vectors.view(total, layout.fields[-2])])
-        if self._seen:
-            self._seen = self._checksums()
+        self._stepping.apply(total, layout, [bool(flag) for flag in host_vectors.view(total, layout.fields[-2])])
+        self._writes.accept()
 
     def norm(self, total: Node) -> float:
         """The norm over all gradients, tensor by tensor, before clipping."""
         assert self._layout is not None
         fields = self._layout.fields[: len(self._program.trained())]
-        squares = [float(np.square(flat_vectors.view(total, field), dtype=np.float64).sum()) for field in fields]
+        squares = [float(np.square(host_vectors.view(total, field), dtype=np.float64).sum()) for field in fields]
         return math.sqrt(sum(squares)) / self._last_scale
 
     @property
@@ -176,11 +177,12 @@ class TensorflowBackend:
         program = self._program
         model = {**program.trained(), **program.kept(), **program.others()}
         named = {f"model.{name}": variable for name, variable in model.items()}
-        return named | {f"optimizer.{name}": variable for name, variable in self._stepping.slots().items()}
+        own = self._stepping.optimizer_variables().items()
+        return named | {f"optimizer.{name}": variable for name, variable in own}
 
     def state(self) -> State:
         """Every variable of the script's own model and optimizer."""
-        return state.read(self._variables())
+        return state.read_variables(self._variables())
 
     def copies(self) -> Iterator[State]:
         """Every replica's, as it computes with it next; what no step changes is there once."""
@@ -189,7 +191,7 @@ class TensorflowBackend:
         variables = {name: _variable(each) for name, each in self._variables().items()}
         for replica in range(len(self.devices)):
             found = {name: spread[id(own)][replica] if id(own) in spread else own for name, own in variables.items()}
-            yield {name: state.array_of(variable) for name, variable in found.items()}
+            yield {name: state.to_array(variable) for name, variable in found.items()}
 
     def model_arrays(self) -> Mapping[str, Any]:
         """The variables of the script's own model."""
@@ -198,8 +200,8 @@ class TensorflowBackend:
         return {f"model.{name}": _variable(variable) for name, variable in variables.items()}
 
     def load(self, saved: Mapping[str, Array]) -> None:
-        """Takes over a whole state."""
-        state.write(self._variables(), saved)
+        """Take over a whole state; one that does not fit changes nothing."""
+        state.write_variables(self._variables(), saved)
 
     def numbers(self) -> list[dict[str, Any]]:
         """The numbers that the optimizer was made with."""
@@ -219,11 +221,7 @@ class TensorflowBackend:
 
     def touched(self) -> bool:
         """Whether the script wrote to the state; TensorFlow has no counters, so the bytes are compared."""
-        seen, self._seen = self._seen, self._checksums()
-        return bool(seen) and seen != self._seen
-
-    def _checksums(self) -> list[int]:
-        return state.checksums(self._variables())
+        return self._writes.has_changed()
 
     # -- data and processes
 

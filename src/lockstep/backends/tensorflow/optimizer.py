@@ -75,16 +75,17 @@ class Stepping:
 
     def numbers(self) -> list[dict[str, Any]]:
         """One group: the learning rate, and every number that the optimizer was made with."""
-        return keras_optimizer_state.numbers(self._optimizer)
+        return keras_optimizer_state.read_numbers(self._optimizer)
 
     def _constants(self) -> dict[str, Any]:
         """The numbers that a traced update holds as constants."""
-        return keras_optimizer_state.constants(self._optimizer)
+        return keras_optimizer_state.read_constants(self._optimizer)
 
     def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
         """Writes them; a schedule keeps its say over the learning rate."""
         keras_optimizer_state.set_numbers(self._optimizer, numbers)
 
-    def slots(self) -> dict[str, Any]:
-        """The optimizer's variables by name, less the learning rate, which is a plain number."""
-        return keras_optimizer_state.of(self._optimizer, {**self._program.trained(), **self._program.others()})
+    def optimizer_variables(self) -> dict[str, Any]:
+        """Return the optimizer's variables by name, without the learning rate, which is a plain number."""
+        weights = {**self._program.trained(), **self._program.others()}
+        return keras_optimizer_state.name_variables(self._optimizer, weights)

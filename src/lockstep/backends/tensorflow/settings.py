@@ -5,12 +5,13 @@ They are read, checked against what the run was given, and saved with it.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
 import tensorflow as tf
 from tensorflow.python.framework import config
+from tensorflow.python.util import _pywrap_util_port
 
 from lockstep.backends.base import Work
 from lockstep.errors import PlanError
@@ -23,13 +24,25 @@ def num_threads() -> int:
     return chosen or len(os.sched_getaffinity(0))
 
 
-def versions() -> Mapping[str, str]:
-    """TensorFlow's and Keras's versions, and the threads, which are part of the bits like a version."""
-    return {
+def uses_onednn() -> bool:
+    """Return whether TensorFlow computes with oneDNN in this process."""
+    return bool(_pywrap_util_port.IsMklEnabled())
+
+
+def read_versions(device: str) -> dict[str, str]:
+    """Return what decides the bits on a device: versions, threads, oneDNN, and on a GPU its model and its libraries."""
+    versions = {
         "tensorflow": tf.__version__,
         "keras": tf.keras.__version__,
         "TensorFlow's intra-op threads": str(num_threads()),
+        "oneDNN": "on" if uses_onednn() else "off",  # TF_ENABLE_ONEDNN_OPTS, when TensorFlow was imported
     }
+    if not device.startswith("cpu"):
+        gpu = tf.config.list_physical_devices("GPU")[int(device.partition(":")[2] or 0)]
+        build = tf.sysconfig.get_build_info()
+        versions["device model"] = str(tf.config.experimental.get_device_details(gpu).get("device_name"))
+        versions["CUDA"], versions["cuDNN"] = str(build.get("cuda_version")), str(build.get("cudnn_version"))
+    return versions
 
 
 @contextmanager

@@ -9,7 +9,7 @@ before it. The results, and the tensors that it leaves, must have the same bytes
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -22,17 +22,17 @@ _PLAIN = {bool, int, float, str}
 _MODE = "training"  # `train` and `eval` write it whatever it was
 TRIALS = 4  # passes that are computed twice once tensors were left somewhere; a maximum shows in one order of two
 
-Value = TypeVar("Value")
 Place = tuple[int, Any]
 
 
 class Kept:
-    """The attributes during one command: `keep` them, `run` its passes, then `check` that they are what they were."""
+    """The attributes during one command: `keep` them, make its `passes`, then `check` that they are what they were."""
 
     def __init__(self, named: Mapping[str, nn.Module], loss: Any = None) -> None:
         self._named = named
         self._modules = list(dict.fromkeys(named.values()))
         self._loss = loss
+        self.way_out = "Make it a buffer: self.register_buffer(name, tensor)"
         self._own = {id(each) for module in self._modules for each in _tensors(module)}
         self._holders: list[Holder] = []
         self._attributes: list[Holder] = []  # of the modules, which come first
@@ -53,18 +53,22 @@ class Kept:
         if training != self._training:
             self._training, self._before = training, None
 
-    def run(self, compute: Callable[[], Value], results: Callable[[Value], list[Tensor]]) -> Value:
-        """Computes a shard; while tensors are left in attributes that are not known, it tries what they do."""
+    def passes(self, results: Callable[[], list[Tensor]]) -> Iterator[None]:
+        """Yield once for a pass over a shard, and again for the same pass while it is tried what is left of others.
+
+        It is tried while tensors are left in attributes that are not known. `results` gives the tensors of the last
+        pass. A generator and no function that calls the pass, so that it adds no frame between the loop and the model.
+        """
         if not self._trials or not self._modules:
-            return compute()
+            yield
+            return
         before, self._before = self._before, None
         now = Contents(self._holders, self._own, cloned=True)
-        value = compute()
+        yield
         if before is not None:
-            self._try(before, now, compute, results, value)
+            yield from self._try(before, now, results)
         if self._left():
             self._before = now
-        return value
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -120,23 +124,17 @@ class Kept:
             }
         return found
 
-    def _try(
-        self,
-        before: Contents,
-        now: Contents,
-        compute: Callable[[], Value],
-        results: Callable[[Value], list[Tensor]],
-        value: Value,
-    ) -> None:
-        """Computes the shard again from the attributes `before` the last pass, not those of `now`, and compares."""
+    def _try(self, before: Contents, now: Contents, results: Callable[[], list[Tensor]]) -> Iterator[None]:
+        """Have the pass made again from the attributes `before` the last one, not those of `now`, and compare."""
         left = self._left()
         after = Contents(self._holders, self._own, cloned=False)
-        own = [each.clone() for each in results(value)]
+        own = [each.clone() for each in results()]
         before.put()
         try:
-            again = results(compute())
+            yield
+            again = results()
             other = Contents(self._holders, self._own, cloned=False)
-        finally:
+        finally:  # also if the pass raises: the loop over this generator then closes it
             after.put()
         where = after.differing(other, now)
         equal = len(own) == len(again) and all(map(_equal, own, again))
@@ -154,8 +152,8 @@ class Kept:
         return (
             "A forward pass leaves no tensors in attributes that change what the next pass gives: they reach neither "
             "the other processes nor a checkpoint, and would depend on the number of devices. Got other bits for a "
-            f"shard after another than by itself, with what is left in {where}. Make it a buffer: "
-            "self.register_buffer(name, tensor); or use lockstep.wrap(..., exact=False)."
+            f"shard after another than by itself, with what is left in {where}. {self.way_out}; or use "
+            "lockstep.wrap(..., exact=False)."
         )
 
     def _check_numbers(self, holder: Holder) -> None:

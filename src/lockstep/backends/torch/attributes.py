@@ -63,7 +63,9 @@ class Attributes:
             plain, known = _plain(module), self._known[path]
             known |= plain.keys()
             carried = {name: tensors[where, name] for where, name in sorted(self._carried) if where == path}
-            packed = {name: (state_arrays.array(value), value.device.type == "cpu") for name, value in carried.items()}
+            packed = {
+                name: (state_arrays.to_array(value), value.device.type == "cpu") for name, value in carried.items()
+            }
             found.append(Told(plain, sorted(known - vars(module).keys()), packed))
         return found
 
@@ -73,7 +75,7 @@ class Attributes:
             own = vars(module)
             own.update(plain)
             for name, (array, on_cpu) in tensors.items():
-                own[name] = state_arrays.tensor(array).to("cpu" if on_cpu else device)
+                own[name] = state_arrays.to_tensor(array).to("cpu" if on_cpu else device)
             for name in gone:
                 own.pop(name, None)
 

@@ -29,13 +29,13 @@ class TorchBackend:
     """One replica of a `torch.nn.Module`."""
 
     name = "torch"
-    versions: Mapping[str, str] = {"torch": str(torch.__version__)}
 
     def __init__(self, recipe: Recipe, device: str) -> None:
         self.devices: tuple[str, ...] = (device,)
         self._recipe = recipe
         self._options = recipe.options
         self._device = torch.device("cpu") if device.startswith("cpu") else torch.device(device)
+        self.versions: Mapping[str, str] = settings.read_versions(self._device)
         importlib.import_module("torch._dynamo")  # the first optimizer step would, and take seconds in a worker
         loss = recipe.loss.to(self._device) if isinstance(recipe.loss, torch.nn.Module) else recipe.loss
         self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
@@ -61,7 +61,7 @@ class TorchBackend:
 
     def layout(self) -> Layout:
         """The layout of the parameters trained now; a new one when a layer is frozen or joins the optimizer."""
-        trained = self._replica.trained()
+        trained = self._replica.find_trained()
         if self._layout is None or trained.keys() != self._trained.keys():
             self._layout, self._trained = self._shards.layout(trained), trained
         return self._layout
@@ -130,7 +130,7 @@ class TorchBackend:
         self._step(fields, there[: len(self._trained)], work.step)
         statistics = self._shards.statistics
         statistics.apply(fields.buffers, [bool(flag) for flag in there[len(self._trained) :]])
-        self._replica.look()
+        self._replica.accept_writes()
 
     def norm(self, total: Node) -> float:
         """The norm over all tensors of the gradient, before clipping."""
@@ -213,7 +213,7 @@ class TorchBackend:
         finally:
             for module, training in zip(self._replica.modules, modes, strict=True):
                 module.training = training
-            self._replica.rest()
+            self._replica.accept_attributes()
             self._surroundings.look()
 
     # -- state
@@ -235,8 +235,8 @@ class TorchBackend:
         return self._replica.model_arrays()
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Takes over a whole state."""
-        self._replica.load(state)
+        """Take over a whole state; one that does not fit changes nothing."""
+        self._replica.load({name: array for name, array in state.items() if not name.startswith("scaler.")})
         if self._options.precision == "fp16" and "scaler.scale" in state:
             self._scaler = Scaler(state["scaler.scale"].data.item(), state["scaler.held"].data.item())
 

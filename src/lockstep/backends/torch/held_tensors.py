@@ -66,6 +66,10 @@ def find_holders(modules: Iterable[nn.Module], loss: Any, own: set[int]) -> list
     found: dict[int, Holder] = {}
 
     def walk(value: Any, where: str, depth: int) -> None:
+        if isinstance(value, nn.Module):  # a Keras model, or one in a list: none of the modules' own
+            for each in value.modules():
+                add_module(each)
+            return
         if id(value) in own or id(value) in found or isinstance(value, _OPAQUE):
             return
         if type(value) in (*_DICTS, *_LISTS, set):
@@ -85,12 +89,20 @@ def find_holders(modules: Iterable[nn.Module], loss: Any, own: set[int]) -> list
             if key not in _OWN or not isinstance(key, str):
                 walk(value, holder.name(key), depth - 1 if where else depth)
 
-    first = [Holder(vars(module), type(module).__name__) for module in modules]
-    found |= {id(holder.content): holder for holder in first}
-    for holder in first:
+    def add_module(module: nn.Module) -> None:
+        if id(vars(module)) not in found:
+            holder = found[id(vars(module))] = Holder(vars(module), type(module).__name__)
+            walk_module(holder)
+
+    def walk_module(holder: Holder) -> None:
         for name, value in holder.items():
             if name not in _OWN:
                 walk(value, holder.name(name), DEPTH)
+
+    first = [Holder(vars(module), type(module).__name__) for module in modules]
+    found |= {id(holder.content): holder for holder in first}
+    for holder in first:
+        walk_module(holder)
     if loss is not None and not isinstance(loss, _OPAQUE):
         walk(loss, f"the loss, {type(loss).__name__}", DEPTH)
     return list(found.values())

@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from lockstep.core import global_rng, huggingface, seeds
 from lockstep.core.batches import describe, leaves, top
-from lockstep.core.global_rng import Apart
-from lockstep.core.held_rng import IsolatedGenerators, find_generators, read_apart, seed_generators
+from lockstep.core.find_rng import find_generators
+from lockstep.core.global_rng import SeparateGenerators
+from lockstep.core.local_rng import IsolatedGenerators, iterate_separately, seed_generators
 from lockstep.errors import BatchError
 
 # What a loader was made with, and passes on to the one that reads in its place. Not its generator, which belongs to
@@ -71,10 +72,10 @@ class StreamLoaderSource(_Source):
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
         """The loader's batches; those before `start` are read and dropped."""
-        apart = global_rng.of_loader(self._loader, self._seed, index)
+        apart = global_rng.seed_loader(self._loader, self._seed, index)
         held = find_generators(self._loader.dataset, self._loader.collate_fn)
         seed_generators(held, seeds.derive("loader", self._seed, index))  # a resumed epoch begins with the same
-        return map(top, islice(read_apart(lambda: iter(self._loader), apart), start, None))
+        return map(top, islice(iterate_separately(lambda: iter(self._loader), apart), start, None))
 
 
 class LoaderSource(_Source):
@@ -94,11 +95,11 @@ class LoaderSource(_Source):
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
         """The loader's batches from `start` on; nothing is read of those before."""
-        self._keys.begin(index, start, global_rng.of_loader(self._loader, self._seed, index))
-        apart = Apart(seeds.derive("loader", self._seed, index))
+        self._keys.begin(index, start, global_rng.seed_loader(self._loader, self._seed, index))
+        apart = SeparateGenerators(seeds.derive("loader", self._seed, index))
         with apart:
             iterator = iter(self._reading)
-        return map(top, apart.over(iterator))
+        return map(top, apart.iterate(iterator))
 
 
 class _Keys:
@@ -106,9 +107,9 @@ class _Keys:
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
-        self._begin: tuple[int, int, Apart] | None = None
+        self._begin: tuple[int, int, SeparateGenerators] | None = None
 
-    def begin(self, epoch: int, start: int, apart: Apart) -> None:
+    def begin(self, epoch: int, start: int, apart: SeparateGenerators) -> None:
         self._begin = epoch, start, apart
 
     def __iter__(self) -> Iterator[Any]:
@@ -117,7 +118,7 @@ class _Keys:
         with apart:
             found = iter(self._sampler)
         # A loader with workers asks ahead: the sampler's draws are its own.
-        return ((epoch, answer) for answer in islice(apart.over(found), start, None))
+        return ((epoch, answer) for answer in islice(apart.iterate(found), start, None))
 
     def __len__(self) -> int:
         return len(self._sampler)

@@ -1,7 +1,6 @@
 """Pickling: model and optimizer in one piece, so that a worker's optimizer holds its model's parameters."""
 
 import copyreg
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
+from lockstep.backends import pickling
 from lockstep.backends.base import Recipe
 from lockstep.backends.torch.unsupported import check_apart
 from lockstep.errors import ModelError
@@ -30,9 +30,7 @@ def dump(recipe: Recipe) -> bytes:
     try:
         for tensor in tensors:
             tensor.data = tensor.data.cpu()
-        buffer = io.BytesIO()
-        _Pickler(buffer).dump(recipe)
-        return buffer.getvalue()
+        return pickling.dump(recipe, {torch.optim.Optimizer: _whole})
     except Exception as error:
         raise ModelError(
             f"A worker process gets the model by pickle. {_culprit(recipe)} cannot be pickled: {error}. "
@@ -41,11 +39,6 @@ def dump(recipe: Recipe) -> bytes:
     finally:
         for tensor, data in zip(tensors, placed, strict=True):
             tensor.data = data
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without stubs it is Any
-    def reducer_override(self, value: Any) -> Any:
-        return _whole(value) if isinstance(value, torch.optim.Optimizer) else super().reducer_override(value)
 
 
 def own_attributes(optimizer: Any, chosen: Callable[[Any], bool] = lambda value: True) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The replica: the user's own model and optimizer, and what the script may change in them.
+"""The user's own model and optimizer on one device, and what the script may change in them.
 
-They are the truth. Whatever the script writes between two steps is seen, through
-torch's version counters, and reaches every other replica before the next.
+Whatever the script writes between two steps is detected through torch's version counters,
+and the other replicas get it before the next step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.backends.base import Array, State
+from lockstep.backends.change_detector import ChangeDetector
 from lockstep.backends.torch import buffers, hooks, settings, state_arrays
 from lockstep.backends.torch.attributes import Attributes, check_new, is_plain
 from lockstep.backends.torch.pickling import own_attributes
 from lockstep.backends.torch.unsupported import check_model, check_optimizer
+from lockstep.core.state import MODEL, OPTIMIZER, ArraySpec, check_state
 from lockstep.errors import ModelError, OptimizerError, StateError
 
 CACHE_LINE = 64
@@ -38,44 +40,44 @@ class Replica:
         self._attributes = Attributes(model, self._criterion)
         self._wrapped = self._identity()
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters.values())}
-        self._seen: list[Any] = []
+        self._writes = ChangeDetector(self._read_marks)
 
     def _move(self) -> None:
-        """Brings everything to the device, in memory that starts at a cache line as torch's own does.
+        """Bring everything to the device, into memory that starts at a cache line as torch's own does.
 
-        Memory from numpy may start elsewhere, and the start of a weight is part of its bits.
+        Memory from numpy may start elsewhere, and kernels give other bits for another alignment.
         """
         self.model.to(self.device)
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
             if tensor.untyped_storage().data_ptr() % CACHE_LINE:
                 tensor.data = tensor.data.clone()
-        for slots in map(self._slots, self.model.parameters()):
-            for key, value in slots.items():
+        for own in map(self._read_optimizer_state, self.model.parameters()):
+            for key, value in own.items():
                 if isinstance(value, Tensor) and value.dim():
-                    slots[key] = value.to(self.device)
+                    own[key] = value.to(self.device)
 
-    def _slots(self, parameter: Tensor) -> dict[str, Any]:
-        slots: dict[str, Any] = self.optimizer.state.get(parameter, {})
-        return slots
+    def _read_optimizer_state(self, parameter: Tensor) -> dict[str, Any]:
+        own: dict[str, Any] = self.optimizer.state.get(parameter, {})
+        return own
 
-    def _check_slots(self) -> None:
+    def _check_optimizer_keys(self) -> None:
         strangers = [key for key in self.optimizer.state if id(key) not in self._index]
         if strangers:
             found = f"a {type(strangers[0]).__name__}" if isinstance(strangers[0], Tensor) else repr(strangers[0])
             raise OptimizerError(
-                f"An optimizer keeps its slots by the model's parameters. Got slots for {found}, which would be in no "
-                "checkpoint. Keep numbers in a parameter group or in the optimizer's own attributes."
+                f"The keys of optimizer.state must be the model's parameters. Got {found}, whose state no checkpoint "
+                "would hold. Keep numbers in a parameter group or in the optimizer's own attributes."
             )
 
-    def trained(self) -> dict[str, Tensor]:
-        """The parameters that the next update may change: held by the optimizer and not frozen."""
+    def find_trained(self) -> dict[str, Tensor]:
+        """Return the parameters that the next update may change: in the optimizer and not frozen."""
         if self._identity() != self._wrapped:
             raise ModelError(
                 "A model keeps the parameters it was wrapped with, their types and strides, and its modules. Some were "
                 "replaced since. Call lockstep.wrap again after changing the model, as by "
                 "to(memory_format=torch.channels_last); load_state_dict works without assign=True."
             )
-        self._check_slots()
+        self._check_optimizer_keys()
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         if not held <= self._index.keys():
             raise OptimizerError(
@@ -96,7 +98,7 @@ class Replica:
 
     @property
     def _loss(self) -> dict[str, Tensor]:
-        """The loss's tensors that are there now; the script may put new ones."""
+        """The loss's tensors that are there now, because the script may put new ones."""
         own = {**dict(self._criterion.named_parameters()), **dict(self._criterion.named_buffers())}
         return {f"loss.{name}": tensor for name, tensor in own.items()}
 
@@ -108,32 +110,30 @@ class Replica:
     # -- what the script may change
 
     def touched(self) -> bool:
-        """Whether anything was written since the last look; looks."""
-        seen, self._seen = self._seen, self._signature()
-        return bool(seen) and self._seen != seen
+        """Return whether anything was written since the last question."""
+        return self._writes.has_changed()
 
-    def look(self) -> None:
-        """Takes the state as it is now for seen, where somebody asks for that."""
+    def accept_writes(self) -> None:
+        """Take the state and the attributes as they are now as known."""
         self._attributes.look()
-        if self._seen:
-            self._seen = self._signature()
+        self._writes.accept()
 
-    def rest(self) -> None:
-        """Takes what a pass without training has left in the modules for seen."""
+    def accept_attributes(self) -> None:
+        """Take what a pass without training has left in the modules as known."""
         self._attributes.look()
 
-    def _signature(self) -> list[Any]:
-        """Counters, addresses and sums of bytes, for batch norm, `.data` and numpy write behind the counters' back."""
+    def _read_marks(self) -> list[Any]:
+        """Read counters, addresses and sums of bytes; writes by batch norm, `.data` and numpy change no counter."""
         tensors = [*self.parameters.values(), *(buffer.tensor for buffer in self.buffers), *self._loss.values()]
         result: list[Any] = [(tensor._version, tensor.data_ptr(), _checksum(tensor)) for tensor in tensors]
         for parameter in self.parameters.values():
-            for value in self._slots(parameter).values():
+            for value in self._read_optimizer_state(parameter).values():
                 result.append((value._version, value.data_ptr()) if isinstance(value, Tensor) else value)
         return result
 
     def controls(self) -> dict[str, Any]:
-        """The optimizer's numbers, the frozen flags, each module's plain attributes, and torch's global switches."""
-        self.trained()  # refuses groups that hold strangers
+        """Return the optimizer's numbers, the frozen flags, modules' plain attributes and torch's global switches."""
+        self.find_trained()  # refuses groups that hold strangers
         return {
             "groups": [
                 {
@@ -150,7 +150,7 @@ class Replica:
         }
 
     def turn(self, controls: Mapping[str, Any]) -> None:
-        """Takes over another process's controls."""
+        """Take over another process's controls."""
         hooks.check(hooks.count(self.optimizer, self.parameters.values()), controls["hooks"])
         parameters = list(self.parameters.values())
         self.optimizer.param_groups[:] = [
@@ -164,19 +164,19 @@ class Replica:
         settings.flip(controls["switches"])
 
     def numbers(self) -> list[dict[str, Any]]:
-        """What a parameter group holds beside its parameters, as plain values."""
+        """Return what a parameter group holds beside its parameters, as plain values."""
         return [
             {key: _number(value) for key, value in group.items() if key != "params"}
             for group in self.optimizer.param_groups
         ]
 
     def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
-        """Writes plain values into the groups; a learning rate that is a tensor stays one."""
+        """Write plain values into the groups; a learning rate that is a tensor stays one."""
         groups = self.optimizer.param_groups
         if len(numbers) != len(groups):
             raise StateError(
-                f"The state does not fit this optimizer. It has {len(numbers)} groups of parameters, the optimizer "
-                f"{len(groups)}. Give the optimizer the same groups."
+                f"The checkpoint does not fit this optimizer. It has {len(numbers)} groups of parameters, the "
+                f"optimizer {len(groups)}. Give the optimizer the same groups."
             )
         for group, values in zip(groups, numbers, strict=True):
             for key, value in values.items():
@@ -186,13 +186,13 @@ class Replica:
                     group[key] = value
 
     def attributes(self) -> dict[str, Any]:
-        """What else a script may turn, by name: the frozen flags, and the modules' numbers and words."""
+        """Return what else a script may change, by name: the frozen flags, and the modules' numbers and strings."""
         trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
         own = own_attributes(self.optimizer, is_plain)
         return {"trained": trained, "modules": self._attributes.saved(), "optimizer": own}
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Takes them over; a parameter of which nothing was saved stays as it is."""
+        """Write such values; a parameter of which nothing was saved stays as it is."""
         check_new(attributes["optimizer"], self.optimizer)
         self._attributes.restore(attributes["modules"])
         for name, trained in attributes["trained"].items():
@@ -203,15 +203,13 @@ class Replica:
     # -- the state, by name
 
     def state(self) -> State:
-        """Parameters, buffers and optimizer slots."""
-        self._check_slots()
-        state = {f"model.{name}": state_arrays.array(parameter) for name, parameter in self.parameters.items()}
-        state |= {buffer.state_name: state_arrays.array(buffer.tensor) for buffer in self.buffers}
-        state |= {name: state_arrays.array(tensor) for name, tensor in self._loss.items()}
+        """Return a copy of the parameters, the buffers and the optimizer state."""
+        self._check_optimizer_keys()
+        state = {name: state_arrays.to_array(tensor) for name, tensor in self._tensors().items()}
         for name, parameter in self.parameters.items():
-            for key, value in self._slots(parameter).items():
+            for key, value in self._read_optimizer_state(parameter).items():
                 if value is not None:
-                    state[f"optimizer.{name}.{key}"] = state_arrays.array(value)
+                    state[f"{OPTIMIZER}{name}.{key}"] = state_arrays.to_array(value)
         return state
 
     def model_arrays(self) -> dict[str, Tensor]:
@@ -221,65 +219,49 @@ class Replica:
         return {name: tensor.detach() for name, tensor in tensors.items() if name.startswith("model.")}
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Takes over a state: every parameter and buffer in place, the optimizer's slots as they come."""
-        self._check(state)
+        """Write a state into the parameters and buffers, and replace the optimizer state."""
+        check_state(state, self.specs(state))
         with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(state_arrays.tensor(state[f"model.{name}"]))
-            for buffer in self.buffers:
-                buffer.tensor.copy_(state_arrays.tensor(state[buffer.state_name]))
-            for name, tensor in self._loss.items():
-                tensor.copy_(state_arrays.tensor(state[name]))
+            for name, tensor in self._tensors().items():
+                tensor.copy_(state_arrays.to_tensor(state[name]))
         self.optimizer.state.clear()
+        saved = _group_by_parameter(state)
         for name, parameter in self.parameters.items():
-            prefix = f"optimizer.{name}."
-            slots = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-            slots = {key: value for key, value in slots.items() if f"{name}.{key}".rpartition(".")[0] == name}
-            if slots:
-                self.optimizer.state[parameter] = {key: self._slot(value, parameter) for key, value in slots.items()}
+            if name in saved:
+                values = saved[name].items()
+                self.optimizer.state[parameter] = {
+                    key: state_arrays.to_optimizer_value(value, parameter) for key, value in values
+                }
 
-    def _slot(self, value: Array, parameter: Tensor) -> Any:
-        """A slot of the parameter's shape lies in memory as the parameter does, as the optimizer itself makes it."""
-        if value.dtype == "python":
-            return value.data.item()
-        tensor = state_arrays.tensor(value)
-        if tensor.shape == parameter.shape and tensor.stride() != parameter.stride():
-            return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
-        return tensor.to(self.device) if tensor.dim() else tensor
+    def _tensors(self) -> dict[str, Tensor]:
+        """The parameters, the buffers and the loss's tensors that are there now, by their names in the state."""
+        tensors: dict[str, Tensor] = {f"{MODEL}{name}": parameter for name, parameter in self.parameters.items()}
+        return tensors | {buffer.state_name: buffer.tensor for buffer in self.buffers} | self._loss
 
-    def _check(self, state: Mapping[str, Array]) -> None:
-        own: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
-        own |= {buffer.state_name: buffer.tensor for buffer in self.buffers}
-        own |= self._loss
-        for name, tensor in own.items():
-            if name not in state:
-                raise StateError(
-                    f"The state does not fit this model. It has nothing for {_short(name)!r}. "
-                    "Load the state of this model."
-                )
-            there = state[name].data.shape, state[name].dtype
-            here = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-            if there != here:
-                both = zip(there, here, strict=True)
-                found, wanted = next((theirs, ours) for theirs, ours in both if theirs != ours)
-                raise StateError(
-                    f"The state does not fit this model. At {_short(name)!r} it has {found}, the model {wanted}. "
-                    "Load the state of this model."
-                )
-        for name in state:
-            if name.startswith(("model.", "buffers.")) and name not in own:
-                raise StateError(
-                    f"The state does not fit this model, which has no {_short(name)!r}. Load the state of this model."
-                )
-            if name.startswith("optimizer.") and f"model.{_short(name).rpartition('.')[0]}" not in own:
-                raise StateError(
-                    f"The state does not fit this optimizer: it has {_short(name)!r}, and the model no such parameter. "
-                    "Load the state of this model and optimizer."
-                )
+    def specs(self, state: Mapping[str, Array]) -> dict[str, ArraySpec]:
+        """Describe the arrays that a saved state must have.
+
+        An optimizer makes its state for a parameter when it first updates it. So a saved state may have nothing for a
+        parameter, and what it has for one that this optimizer has not updated yet is taken as it is.
+        """
+        specs = {name: state_arrays.read_spec(tensor) for name, tensor in self._tensors().items()}
+        for name, saved in _group_by_parameter(state).items():
+            if name in self.parameters:
+                own = self._read_optimizer_state(self.parameters[name]).items()
+                forms = {key: state_arrays.read_spec(value) for key, value in own if value is not None}
+                forms = forms or {key: ArraySpec.from_array(array) for key, array in saved.items()}
+                specs |= {f"{OPTIMIZER}{name}.{key}": spec for key, spec in forms.items()}
+        return specs
 
 
-def _short(name: str) -> str:
-    return name.partition(".")[2]
+def _group_by_parameter(state: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+    """The arrays of the optimizer state: parameter -> key -> array."""
+    result: dict[str, dict[str, Array]] = {}
+    for name, array in state.items():
+        if name.startswith(OPTIMIZER):
+            parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
+            result.setdefault(parameter, {})[key] = array
+    return result
 
 
 def _strides(tensor: Tensor) -> list[int]:

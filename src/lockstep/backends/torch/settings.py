@@ -119,6 +119,19 @@ def flip(values: dict[str, Any]) -> None:
             put(values[name])
 
 
+def read_versions(device: torch.device) -> dict[str, str]:
+    """Return what decides the bits on a device: torch, and on a GPU its model and the libraries that choose kernels.
+
+    The model of a CPU is left out: see docs/limits.md.
+    """
+    versions = {"torch": str(torch.__version__)}
+    if device.type == "cuda":
+        versions["device model"] = torch.cuda.get_device_name(device)
+        versions["CUDA"] = str(torch.version.cuda or torch.version.hip)  # ROCm calls its devices cuda too
+        versions["cuDNN"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+    return versions
+
+
 @contextmanager
 def computing(threads: int, device: torch.device, exact: bool) -> Iterator[None]:
     """Inside, torch computes as the promise needs; afterwards every switch is where the script had it."""

@@ -23,6 +23,7 @@ from lockstep.backends.torch.inputs import call, copied, put
 from lockstep.backends.torch.loss_scaler import cast_parameters, power_of_two
 from lockstep.backends.torch.losses import Share, Term
 from lockstep.backends.torch.model_loss import ModelLoss
+from lockstep.backends.torch.parameter_guard import ParameterGuard
 from lockstep.backends.torch.replica import Replica
 from lockstep.core import seeds
 from lockstep.core.batches import count, transform
@@ -77,6 +78,8 @@ class Shards:
             check_compiled(replica.model, replica.optimizer, loss, chosen)
         self.statistics = Statistics([*replica.buffers, *of_loss(loss)], [*replica.modules, *filter(writes, own)])
         self._kept = Kept(name_modules(replica.model, loss), loss) if options.exact else Kept({})
+        roots = (replica.model, *([loss] if isinstance(loss, nn.Module) else []))
+        self._guard = ParameterGuard(*roots) if options.exact else ParameterGuard()
         self.columns: list[Column] = []
         self.begun = False  # whether a shard of this command has named its values
 
@@ -85,7 +88,7 @@ class Shards:
         room = sum(2 if metric.result is ratio else CUSTOM_SUMS for metric in self._metrics)
         room += CUSTOM_SUMS if self._own_metrics else 0
         buffers = self.statistics.averaged
-        return Layout.of(
+        return Layout.build(
             [(name, accumulated(tensor), tuple(real(tensor).shape)) for name, tensor in trained.items()],
             [
                 *((buffer.name, accumulated(buffer.tensor), tuple(buffer.tensor.shape)) for buffer in buffers),
@@ -98,9 +101,12 @@ class Shards:
         """Writes the leaf of one shard."""
         if not self.begun:
             self._kept.keep(training=True)
+            self._guard.keep(work.num_shards, training=True)
             self._reading = ""
-        self._kept.run(lambda: self._write(work, shard, piece, trained, fields, scale), lambda _: fields.all)
+        for _ in self._kept.passes(lambda: fields.all):
+            self._write(work, shard, piece, trained, fields, scale)
         if shard == max(work.shards):
+            self._guard.check()
             self._kept.check()
 
     def _write(self, work: Work, shard: int, piece: Any, trained: list[Tensor], fields: Fields, scale: float) -> None:
@@ -134,7 +140,7 @@ class Shards:
             term, share = self._forward(work, shard, piece, alone=False)
             return torch.tensor(self._measure(term, share), dtype=torch.float64)
 
-        return self._unseen(compute, lambda sums: [sums])
+        return self._unseen(compute, lambda sums: [sums], work.num_shards)
 
     def outputs(self, work: Work, shard: int, piece: Any) -> Any:
         """The model's outputs for one shard's inputs."""
@@ -143,7 +149,7 @@ class Shards:
             with self._alone(work, shard):
                 return call(self._replica.model, put(piece, self._replica.device))
 
-        return self._unseen(compute, flat)
+        return self._unseen(compute, flat, work.num_shards)
 
     def loss(self, criterion: Any, outputs: Any, targets: Any) -> float | None:
         """The criterion's value for outputs and targets in numpy; None if it gives more than one number."""
@@ -155,19 +161,20 @@ class Shards:
                 self.statistics.restore()
         return float(value) if isinstance(value, Tensor) and not value.ndim else None
 
-    def _unseen(self, compute: Callable[[], Value], results: Callable[[Value], list[Tensor]]) -> Value:
+    def _unseen(self, compute: Callable[[], Value], results: Callable[[Value], list[Tensor]], num_shards: int) -> Value:
         """Afterwards the buffers are as they were kept, for a module may count its calls in evaluation too."""
 
-        def restored() -> Value:
+        values: list[Value] = []
+        self._kept.keep(training=False)
+        self._guard.keep(num_shards, training=False)
+        for _ in self._kept.passes(lambda: results(values[-1])):
             try:
-                return compute()
+                values.append(compute())
             finally:
                 self.statistics.restore()
-
-        self._kept.keep(training=False)
-        value = self._kept.run(restored, results)
+        self._guard.check()
         self._kept.check()
-        return value
+        return values[0]
 
     def clear(self) -> None:
         """Forgets gradients, as `zero_grad` does, also those of parameters that the optimizer does not hold."""

@@ -1,4 +1,4 @@
-"""Arrays: tensors and numbers as a state holds them, and back."""
+"""Tensors and plain numbers as the arrays of a state, and back."""
 
 from typing import Any
 
@@ -8,25 +8,57 @@ import torch
 from torch import Tensor
 
 from lockstep.backends.base import Array
+from lockstep.core.state import ArraySpec
 from lockstep.errors import OptimizerError
 
+_NUMBER = "python"  # the dtype of a plain Python number, which comes back as one
 
-def array(value: Any) -> Array:
-    """A tensor's bytes as numpy holds them; a plain number keeps its being one."""
+
+def to_array(value: Any) -> Array:
+    """Copy a tensor or a plain number to the host."""
     if isinstance(value, bool | int | float):
-        return Array(np.asarray(value), "python")
-    if not isinstance(value, Tensor):
-        raise OptimizerError(
-            f"An optimizer's slots are tensors and numbers. Got a {type(value).__name__}. Use another optimizer."
-        )
-    value = value.detach().cpu().contiguous()
-    if value.dtype in (torch.bfloat16,):
+        return Array(np.asarray(value), _NUMBER)
+    value = _check_tensor(value).detach().cpu().contiguous()
+    if value.dtype == torch.bfloat16:
         return Array(value.view(torch.int16).numpy().copy().view(ml_dtypes.bfloat16), "bfloat16")
-    return Array(value.numpy().copy(), str(value.dtype).removeprefix("torch."))
+    return Array(value.numpy().copy(), _dtype_name(value))
 
 
-def tensor(array: Array) -> Tensor:
-    """The array as a tensor of its type, on the CPU."""
+def to_tensor(array: Array) -> Tensor:
+    """Copy an array into a tensor of its dtype, on the CPU."""
     if array.dtype == "bfloat16":  # which torch does not take from numpy
         return torch.tensor(array.data.view(np.int16)).view(torch.bfloat16)
     return torch.tensor(array.data)
+
+
+def to_optimizer_value(array: Array, parameter: Tensor) -> Any:
+    """Copy an array of the optimizer state into what the optimizer itself would have made for this parameter.
+
+    That is a plain number, or a tensor on the parameter's device. One of the parameter's shape has its strides too,
+    because a fused optimizer walks the memory of both side by side. A scalar stays on the CPU.
+    """
+    if array.dtype == _NUMBER:
+        return array.data.item()
+    tensor = to_tensor(array)
+    if tensor.shape == parameter.shape and tensor.stride() != parameter.stride():
+        return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+    return tensor.to(parameter.device) if tensor.dim() else tensor
+
+
+def read_spec(value: Any) -> ArraySpec:
+    """Return the shape and dtype that `to_array` gives this value."""
+    if isinstance(value, bool | int | float):
+        return ArraySpec((), _NUMBER)
+    return ArraySpec(tuple(_check_tensor(value).shape), _dtype_name(value))
+
+
+def _check_tensor(value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise OptimizerError(
+            f"An optimizer's state may hold tensors and numbers. Got a {type(value).__name__}. Use another optimizer."
+        )
+    return value
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,17 +1,16 @@
-"""Scripts: what the command line trains, as the text of files that Python runs.
+"""Scripts that the command line runs, as text.
 
-Text, and not modules, so that no framework is imported here and so that what a
-user is shown is what was run.
+They are text and not modules, so that no framework is imported here, and the text that is shown is what was run.
 """
 
 import importlib
 
 from lockstep.cli.scripts.base import Peer, Scripts
 
-__all__ = ["Peer", "Scripts", "of"]
+__all__ = ["Peer", "Scripts", "load_scripts"]
 
 
-def of(framework: str) -> Scripts:
-    """The scripts for this framework."""
-    found: Scripts = importlib.import_module(f"lockstep.cli.scripts.{framework}").SCRIPTS
-    return found
+def load_scripts(framework: str) -> Scripts:
+    """Returns the scripts for this framework."""
+    scripts: Scripts = importlib.import_module(f"lockstep.cli.scripts.{framework}").SCRIPTS
+    return scripts

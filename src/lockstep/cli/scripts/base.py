@@ -1,11 +1,11 @@
-"""What the command line trains with a framework, and what it compares with."""
+"""The scripts of one framework: Lockstep's, and the framework's own for comparison."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Peer:
-    """The same training as the framework's users write it: how it is called, what it runs on, its file and text."""
+    """The same training with the framework's own data parallelism: name, unit of parallelism, file name and text."""
 
     title: str
     units: str
@@ -15,7 +15,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Scripts:
-    """A framework's scripts: `train` is the example of the name `file`, to the letter; `verify` has `make_trainer`."""
+    """`train` is the same text as examples/`file`; `verify` defines `make_trainer`."""
 
     file: str
     train: str

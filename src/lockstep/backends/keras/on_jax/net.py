@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.backends.jax.train_mode import ModuleModes
 from lockstep.backends.keras.compiled import Compiled, Outcome, Values
-from lockstep.backends.keras.slots import Slots
+from lockstep.backends.keras.optimizer_variables import OptimizerVariables
 from lockstep.errors import ModelError
 
 
@@ -72,7 +72,7 @@ class Net:
                 "On JAX a model trains the layers that it was wrapped with. Some were frozen or thawed since. "
                 "Call lockstep.wrap again after changing `trainable`."
             )
-        numbers = Slots(self._compiled, self._compiled.model.optimizer).constants()
+        numbers = OptimizerVariables(self._compiled, self._compiled.model.optimizer).constants()
         return (*numbers.items(), *self._compiled.form)
 
     def controls(self) -> Any:

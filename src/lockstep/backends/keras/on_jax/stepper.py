@@ -7,7 +7,7 @@ import keras
 
 from lockstep.backends.jax.optimizers import Optimizer
 from lockstep.backends.keras.compiled import Compiled
-from lockstep.backends.keras.slots import Slots
+from lockstep.backends.keras.optimizer_variables import OptimizerVariables
 from lockstep.backends.keras_optimizer_state import RATE
 
 
@@ -19,7 +19,7 @@ class Stepper(Optimizer):
     def __init__(self, compiled: Compiled) -> None:
         self._compiled = compiled
         self._optimizer = compiled.model.optimizer
-        self._slots = Slots(compiled, self._optimizer)
+        self._optimizer_variables = OptimizerVariables(compiled, self._optimizer)
         self.steps = None
         self.state: Any = None
         self._published: list[Any] = []
@@ -62,25 +62,27 @@ class Stepper(Optimizer):
 
     def held(self) -> list[Any]:
         """The optimizer's arrays, without the learning rate, which `controls` carry."""
-        return [variable.value for variable in self._slots.variables().values()] if self._optimizer.built else []
+        if not self._optimizer.built:
+            return []
+        return [variable.value for variable in self._optimizer_variables.variables().values()]
 
     def numbers(self) -> list[dict[str, Any]]:
         """The numbers that the optimizer was made with."""
-        return self._slots.numbers()
+        return self._optimizer_variables.numbers()
 
     def want(self, numbers: Sequence[Mapping[str, Any]]) -> None:
         """Writes them into the optimizer, which holds them until the first batch."""
-        self._slots.set_numbers(numbers)
+        self._optimizer_variables.set_numbers(numbers)
 
     def with_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> Any:
         """Writes them into the optimizer; the state then is the one with them."""
-        self._slots.set_numbers(numbers)
+        self._optimizer_variables.set_numbers(numbers)
         self.changed()
         return self.state
 
     def _variables(self) -> dict[str, Any]:
         """The optimizer's variables by name, the learning rate among them: an executable takes it as an argument."""
-        found = {name.removeprefix("optimizer."): each for name, each in self._slots.variables().items()}
+        found = {name.removeprefix("optimizer."): each for name, each in self._optimizer_variables.variables().items()}
         return found | {each.name: each for each in self._optimizer.variables if each.name == RATE}
 
     def _held(self) -> list[Any]:

@@ -1,0 +1,101 @@
+"""Hooks through which core and data reach a framework, without importing it or knowing its name.
+
+The script's own code may use another framework than the model's: a data set that transforms images with torch, for a
+JAX model. That framework's random number generator must be seeded for each example, too. So `backends.registry`
+registers a module of hooks for each such framework, and the module is imported once the framework itself has been.
+"""
+
+import functools
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+
+class FrameworkHooks(Protocol):
+    """What core needs of a framework. Implemented by a module."""
+
+    GENERATOR_TYPES: tuple[type, ...]
+    ARRAY_TYPES: tuple[type, ...]
+    ARRAY_MARK: str  # the key under which a checkpoint stores one of its arrays
+
+    def get_default_generator(self) -> Any:
+        """Returns the random number generator of the whole process."""
+
+    def get_rng_state(self) -> Any:
+        """Returns a copy of that generator's state."""
+
+    def set_rng_state(self, state: Any) -> None:
+        """Restores that generator's state."""
+
+    def is_equal_rng_state(self, one: Any, other: Any) -> bool:
+        """Returns whether two such states are equal."""
+
+    def seed_rng(self, seed: int) -> None:
+        """Seeds that generator."""
+
+    def get_num_threads(self) -> int:
+        """Returns the number of threads that one operation uses."""
+
+    def set_num_threads(self, count: int) -> None:
+        """Sets that number."""
+
+    def to_numpy(self, array: Any) -> Any:
+        """Returns a copy as a numpy array; raises TypeError for a type that numpy lacks."""
+
+    def to_bytes(self, array: Any) -> Any:
+        """Returns the array's bytes as a numpy array of uint8."""
+
+    def from_numpy(self, array: Any) -> Any:
+        """Returns one of the framework's arrays with a copy of this array."""
+
+
+_MODULES: dict[str, str] = {}
+
+
+def register(package: str, module: str) -> None:
+    """Registers the module that implements `FrameworkHooks` for a package; imports neither."""
+    _MODULES[package] = module
+
+
+def list_imported() -> list[FrameworkHooks]:
+    """Returns the hooks of the registered frameworks that this process has imported."""
+    return [_load(module) for package, module in _MODULES.items() if package in sys.modules]
+
+
+def list_missing() -> list[str]:
+    """Returns the registered packages that this process has not imported."""
+    return [package for package in _MODULES if package not in sys.modules]
+
+
+def to_numpy_or_bytes(value: Any) -> Any:
+    """Returns a framework's array as numpy, or as its bytes if numpy lacks the type."""
+    for hooks in list_imported():
+        if isinstance(value, hooks.ARRAY_TYPES):
+            try:
+                return hooks.to_numpy(value)
+            except TypeError:
+                return hooks.to_bytes(value)
+    return np.asarray(value)
+
+
+@contextmanager
+def use_one_thread() -> Iterator[None]:
+    """Inside, imported frameworks compute on one thread, because the number of threads can change bits."""
+    before = [(hooks, hooks.get_num_threads()) for hooks in list_imported()]
+    changed = [(hooks, count) for hooks, count in before if count != 1]
+    for hooks, _ in changed:
+        hooks.set_num_threads(1)
+    try:
+        yield
+    finally:
+        for hooks, count in changed:
+            hooks.set_num_threads(count)
+
+
+@functools.cache
+def _load(module: str) -> FrameworkHooks:
+    return cast(FrameworkHooks, importlib.import_module(module))

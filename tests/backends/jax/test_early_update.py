@@ -1,0 +1,77 @@
+"""The update that is started before the sums are read, as on an accelerator: the same bits, and it can be dropped."""
+
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import lockstep
+from lockstep.backends.jax import replicas
+from lockstep.errors import NonFiniteError
+
+X = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
+Y = np.arange(16) % 3
+LOSS = optax.softmax_cross_entropy_with_integer_labels
+
+
+@pytest.fixture
+def updates(monkeypatch):
+    """How the updates were made: True for those that were started ahead, for which nothing is given away."""
+    made = []
+    updated = replicas.Replicas._updated
+
+    def counted(self, total, differs, loss, donated):
+        made.append(not donated)
+        return updated(self, total, differs, loss, donated)
+
+    monkeypatch.setattr(replicas.Replicas, "_updated", counted)
+    return made
+
+
+def trained(tx, batch=(X, Y), **options):
+    model = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+    with lockstep.wrap(model, tx, LOSS, devices=2, shards=4, **options) as trainer:
+        for _ in range(3):
+            trainer.step(batch)
+        return trainer.digest()
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}], ids=str)
+def test_the_same_bits(options, updates, monkeypatch):
+    usual = trained(optax.adam(0.1), **options)
+    assert updates == [False] * 3
+    monkeypatch.setattr(replicas, "runs_ahead", lambda device: True)
+    assert trained(optax.adam(0.1), **options) == usual
+    assert updates == [False] * 3 + [True] * 3
+
+
+def test_a_loss_that_is_not_finite_changes_nothing(updates, monkeypatch):
+    monkeypatch.setattr(replicas, "runs_ahead", lambda device: True)
+    model = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+    trainer = lockstep.wrap(model, optax.adam(0.1), LOSS, devices=2, shards=4)
+    trainer.step((X, Y))
+    before = trainer.digest()
+    with pytest.raises(NonFiniteError):
+        trainer.step((np.full_like(X, np.nan), Y))
+    assert trainer.digest() == before
+    trainer.step((X, Y))
+    assert updates == [True] * 3
+
+
+def test_reading_the_sums_waits_for_the_step(updates, monkeypatch):
+    monkeypatch.setattr(replicas, "runs_ahead", lambda device: True)
+    trained(optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()))
+    trained(optax.sgd(0.1), (X, Y, np.linspace(0.0, 1.0, 16)))  # divided by the weights
+    assert updates == [False] * 6
+
+
+def test_weights_that_sum_to_one(updates, monkeypatch):
+    """No division is left to make, as without weights; but the sums had to be read first."""
+    monkeypatch.setattr(replicas, "runs_ahead", lambda device: True)
+    model = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+    owner = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    with lockstep.wrap(model, owner, LOSS, devices=2, shards=4) as trainer:
+        trainer.step((X, Y))
+        for weight in (0.25, 1 / 16):
+            trainer.step((X, Y, np.full(16, weight, np.float32)))
+    assert len(updates) == 3
