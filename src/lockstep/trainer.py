@@ -14,7 +14,7 @@ from lockstep.core.scores import Scores
 from lockstep.core.time_breakdown import Breakdown
 from lockstep.data.class_weights import add_class_weights
 from lockstep.data.source import Source
-from lockstep.display.verbosity import level
+from lockstep.display.verbosity import parse_verbose
 from lockstep.training.call_arguments import checked_optional, explain_arguments
 from lockstep.training.evaluate import evaluate_data, predict_batch, predict_data
 from lockstep.training.fit import fit
@@ -103,7 +103,9 @@ class Trainer(Generic[Model]):
         cut = partial(read_arrays, session.recipe, session.backend)
         data, held_out = split_validation(given, validation_split, cut)
         rule = choose_validation(validation_data, held_out, validation_batch_size, validation_steps, validation_freq)
-        options = FitOptions(epochs, initial_epoch, steps_per_epoch, rule, callbacks, checkpoint, level(verbose))
+        options = FitOptions(
+            epochs, initial_epoch, steps_per_epoch, rule, callbacks, checkpoint, parse_verbose(verbose)
+        )
 
         def open_data() -> Source:
             opened = session.open_data(data, batch_size, shuffle, DEFAULT_BATCH_SIZE)
@@ -117,7 +119,7 @@ class Trainer(Generic[Model]):
 
         The trainer's first step prints the opening line, as `fit` does; not after a `fit`, nor with `verbose=0`.
         """
-        shown, session = level(verbose), self.session
+        shown, session = parse_verbose(verbose), self.session
         outcome = session.step(batches.top(batch))
         if shown and not session.opening_shown and session.processes.first:
             print(session.opening, flush=True)

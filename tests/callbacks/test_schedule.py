@@ -324,6 +324,6 @@ def test_a_rate_in_a_tensor_cannot_be_saved() -> None:
     with pytest.raises(StateError) as caught:
         LearningRateSchedule(lr_scheduler.StepLR(optimizer, 1)).state_dict()
     assert str(caught.value) == (
-        "A checkpoint cannot hold the Tensor at scheduler['base_lrs'][0], only numbers, strings, lists, tuples, dicts "
-        "and arrays. Use a number instead, or train without a checkpoint."
+        "scheduler['base_lrs'][0] is a Tensor, which a checkpoint cannot store. Make it a number, a string, a numpy "
+        "array, or a list, tuple or dict of these; or train without a checkpoint."
     )

@@ -38,7 +38,7 @@ class Autosave:
 
     def newest(self) -> tuple[str, Snapshot] | None:
         """Return the newest whole checkpoint and its name, if there is one; warn of those that are passed over."""
-        found = self._store.newest().told()
+        found = self._store.newest().warn_and_get()
         return None if found is None else (os.path.join(self.folder, found[0].name), found[1])
 
     def after_step(self, step: int, take: Take) -> None:

@@ -49,10 +49,6 @@ class Newest(NamedTuple):
             warnings.warn(f"A newer checkpoint was skipped. {reason}", stacklevel=_find_script_level())
         return self.whole
 
-    def told(self) -> tuple[Path, Snapshot] | None:
-        """Do as `warn_and_get`; the name that saver.py uses."""
-        return self.warn_and_get()
-
 
 class Store:
     """The checkpoints in a folder; after each save the `keep` newest are kept, and the best, all if `keep=None`.

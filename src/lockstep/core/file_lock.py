@@ -16,7 +16,7 @@ IS_AVAILABLE = sys.platform != "win32"
 
 
 def lock_exclusive(descriptor: int) -> bool:
-    """Take the exclusive lock of an open file if no process has any lock on it; return whether it was taken."""
+    """Take the exclusive lock of an open file if no other open file has a lock; return whether it was taken."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -23,9 +23,6 @@ def parse_verbose(verbose: int | str, auto: int = 1) -> int:
     return int(verbose)
 
 
-level = parse_verbose  # the name that trainer.py uses
-
-
 def create_displays(verbose: int, words: str) -> list[Callback]:
     """Return the callbacks that show a run, in the format of `words`: 'lockstep' or 'keras'."""
     if not verbose:
