@@ -17,7 +17,7 @@ ABOVE_THE_SEAM = "lockstep.core.loop lockstep.core.step lockstep.core.plan"
 # A backend packs its own model for the workers.
 SEAM = "cloudpickle lockstep.errors lockstep.core lockstep.backends.base"
 # Of Keras's optimizers and losses, without Keras: TensorFlow's own variables and functions go with them too.
-KERAS = "lockstep.backends.keras_optimizer_state lockstep.backends.loss_denominator"
+KERAS = "lockstep.backends.keras_optimizer_state lockstep.backends.keras_losses"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ ROOMS = [  # the first that fits a file is its room
         "core/",
         "numpy lockstep.errors lockstep.core",
         never="time datetime",
-        types="lockstep.backends.base lockstep.exchange.base",
+        types="lockstep.backends.base lockstep.backends.array_ops lockstep.exchange.base",
     ),
     Room("backends/numpy", f"numpy {SEAM} lockstep.backends.numpy", never=ABOVE_THE_SEAM),
     Room("backends/torch", f"torch numpy {SEAM} lockstep.backends.torch", never=ABOVE_THE_SEAM),

@@ -18,10 +18,10 @@ from lockstep.callbacks import (
     TensorBoard,
 )
 from lockstep.checkpoint import Checkpoint, load_arrays
+from lockstep.collectives import allreduce, replicate, split
 from lockstep.core.metrics import Metric
 from lockstep.core.objective import Sum, objective
 from lockstep.errors import LockstepError
-from lockstep.collectives import allreduce, replicate, split
 from lockstep.trainer import Trainer
 from lockstep.wrap import wrap
 

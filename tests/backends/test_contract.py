@@ -43,7 +43,7 @@ def drives_all(kit):
 
 def near(found, expected):
     """Whether numbers or arrays by name agree to the tolerance."""
-    assert found.keys() >= expected.keys()
+    assert set(found.keys()) >= expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
 

@@ -69,7 +69,7 @@ def sgd(model, lr, momentum=0.0):
 
 
 def cross_entropy():
-    return module.CrossEntropy(ignore_label=IGNORED)
+    return module.CrossEntropy(ignore_index=IGNORED)
 
 
 def weights(model):
@@ -389,7 +389,7 @@ forms = [
     form(
         "class weights",
         XY,
-        module.CrossEntropy(class_weights=CLASS_WEIGHTS),
+        module.CrossEntropy(weights=CLASS_WEIGHTS),
         lambda net, x, y: mean(entropies(net(x), y), HEAVY[y]),
     ),
     form(
@@ -401,7 +401,7 @@ forms = [
     form(
         "padded sequences",
         (TOKENS, TAGS),
-        module.CrossEntropy(ignore_label=PADDING),
+        module.CrossEntropy(ignore_index=PADDING),
         lambda net, x, y: mean(entropies(net(x), y), counted(y, PADDING)),
         Tagger,
     ),
@@ -410,7 +410,7 @@ forms = [
     form(
         "example and class weights",
         XYW,
-        module.CrossEntropy(class_weights=CLASS_WEIGHTS),
+        module.CrossEntropy(weights=CLASS_WEIGHTS),
         lambda net, x, y, w: mean(entropies(net(x), y), w * HEAVY[y]),
     ),
     form(
@@ -422,7 +422,7 @@ forms = [
     form(
         "padded sequences, example weights",
         (TOKENS, TAGS, EXAMPLE_WEIGHTS),
-        module.CrossEntropy(ignore_label=PADDING),
+        module.CrossEntropy(ignore_index=PADDING),
         lambda net, x, y, w: mean(entropies(net(x), y), w.expand_dims(1) * counted(y, PADDING)),
         Tagger,
     ),
@@ -498,10 +498,12 @@ forms = [
     # The model's own loss.
     form(
         "an output with a loss",
-        ({"x": X, "labels": LABELS}),
+        {"x": X, "labels": LABELS},
         None,
         lambda net, batch: entropy(net.inner, batch["x"], batch["labels"]),
         Complete,
+        ["accuracy"],
+        lambda net, batch: {"accuracy": hit(net.inner(batch["x"]), batch["labels"])},
     ),
     form(
         "a dict with a loss",
@@ -509,6 +511,13 @@ forms = [
         None,
         lambda net, batch: entropy(net.inner, batch["x"], batch["labels"]),
         lambda: Complete(dict),
+    ),
+    form(
+        "a dict with a loss alone",
+        {"x": X, "labels": LABELS},
+        None,
+        lambda net, batch: entropy(net.inner, batch["x"], batch["labels"]),
+        lambda: Complete(lambda loss, logits: {"loss": loss}),
     ),
     # Inputs.
     form(

@@ -671,6 +671,13 @@ forms = [
         lambda net, batch: F.cross_entropy(net.inner(batch["x"]), batch["labels"]),
         lambda: Complete(dict),
     ),
+    form(
+        "a dict with a loss alone",
+        {"x": X, "labels": LABELS},
+        None,
+        lambda net, batch: F.cross_entropy(net.inner(batch["x"]), batch["labels"]),
+        lambda: Complete(lambda loss, logits: {"loss": loss}),
+    ),
     # Inputs.
     form(
         "inputs by name",
