@@ -12,14 +12,13 @@ decision about values is itself an array, never an `if`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lockstep.core.batch_entries import call_model, check_example_weights, explain_missing_input, split_batch
 from lockstep.core.batches import describe
 from lockstep.core.objective import Objective, Sum, read_sum
 from lockstep.core.target_kind import Labels, check_labels
-from lockstep.core.weights import explain_missing_input, split_batch
-from lockstep.errors import BatchError, ModelError
+from lockstep.errors import ModelError
 
 if TYPE_CHECKING:
     from lockstep.backends.array_ops import ArrayOps
@@ -279,35 +278,3 @@ class Weighing:
     def is_mean(self, value: Any, share: Share) -> bool:
         """Whether this is one number, or one row per example."""
         return self.ops.is_array(value) and self.ops.shape(value)[:1] in ((), (share.examples,))
-
-
-def call_model(model: Any, inputs: Any) -> Any:
-    """The model's outputs: a tuple of inputs goes in by position, a dict by name."""
-    arguments, named = spread_inputs(inputs)
-    outputs = model(*arguments, **named)
-    if outputs is None:
-        raise ModelError(f"A model gives outputs. Got None from {type(model).__name__}. End its forward with `return`.")
-    return outputs
-
-
-def spread_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with which a model is called.
-
-    >>> spread_inputs((1, 2)), spread_inputs({"x": 1})
-    (((1, 2), {}), ((), {'x': 1}))
-    """
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs) if isinstance(inputs, tuple) else (inputs,)), {}
-
-
-def check_example_weights(ops: "ArrayOps", weights: Any, examples: int) -> Any:
-    """The weights as an array; raises unless there is one for each example."""
-    weights = ops.as_array(weights) if isinstance(weights, list) else weights
-    shape = tuple(getattr(weights, "shape", ()))
-    if not shape or prod(shape) != examples:
-        raise BatchError(
-            f"There is one weight per example. Got weights of shape {shape} for a shard of {examples}. "
-            "Give one number for each example."
-        )
-    return weights

@@ -19,7 +19,7 @@ from flax.training.train_state import TrainState
 from lockstep.backends.jax import batches, linen_sow, named_pytrees, rng, train_mode
 from lockstep.backends.jax.compile_cache import Program
 from lockstep.backends.jax.train_mode import ModuleModes
-from lockstep.core.weighing import spread_inputs
+from lockstep.core.batch_entries import spread_inputs
 from lockstep.errors import ModelError
 
 PARAMS = "params"

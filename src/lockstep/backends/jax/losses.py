@@ -10,12 +10,12 @@ import optax
 
 from lockstep.backends.jax import array_ops
 from lockstep.backends.jax.builtin_losses import CrossEntropy, SquaredError
+from lockstep.core.batch_entries import split_batch
 from lockstep.core.batches import describe
 from lockstep.core.named_metrics import LossTraits
 from lockstep.core.objective import Objective
 from lockstep.core.target_kind import Labels
 from lockstep.core.weighing import Criterion, Share, Term, Weighing
-from lockstep.core.weights import split_batch
 from lockstep.errors import BatchError, ModelError
 
 _AS_FLOATS = 'weights.astype("float32")'

@@ -17,11 +17,12 @@ from lockstep.backends.jax import array_ops, losses, rng, vector_fields
 from lockstep.backends.jax.batches import Form
 from lockstep.backends.jax.models import Bound, Model
 from lockstep.backends.jax.vector_fields import Fields
+from lockstep.core.batch_entries import spread_inputs
 from lockstep.core.metrics import Column, Metric
 from lockstep.core.objective import Objective
 from lockstep.core.shard_sums import measure
 from lockstep.core.target_kind import Labels
-from lockstep.core.weighing import Share, Term, spread_inputs
+from lockstep.core.weighing import Share, Term
 from lockstep.errors import ModelError
 
 

@@ -15,10 +15,11 @@ from mxnet import autograd, gluon
 
 from lockstep.backends.mxnet import array_ops, arrays, fused_loss, inputs
 from lockstep.backends.mxnet.cross_entropy import CrossEntropy
+from lockstep.core.batch_entries import check_example_weights
 from lockstep.core.named_metrics import LossTraits
 from lockstep.core.objective import Objective
 from lockstep.core.target_kind import Labels
-from lockstep.core.weighing import Criterion, Share, Term, Weighing, check_example_weights
+from lockstep.core.weighing import Criterion, Share, Term, Weighing
 from lockstep.errors import ModelError
 
 NAMED: Mapping[str, Callable[[], Any]] = {

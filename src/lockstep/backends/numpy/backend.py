@@ -16,14 +16,14 @@ from lockstep.backends.base import Array, Node, Recipe, State, Work, arrays
 from lockstep.backends.numpy import array_ops
 from lockstep.backends.numpy.network import LOSSES, SGD, CrossEntropy, Dense, Floats, SquaredError, read_array
 from lockstep.core import seeds, tree
+from lockstep.core.batch_entries import check_example_weights, split_batch
 from lockstep.core.batches import count
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, Column, Sums, resolve
 from lockstep.core.named_metrics import LossTraits, NamedMetrics
 from lockstep.core.outputs import ShardOutputs
 from lockstep.core.shard_sums import check_loss, find_room, measure, pad
-from lockstep.core.weighing import Term, check_example_weights
-from lockstep.core.weights import split_batch
+from lockstep.core.weighing import Term
 from lockstep.errors import ModelError, OptimizerError, StateError
 
 

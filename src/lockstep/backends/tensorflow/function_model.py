@@ -14,10 +14,11 @@ from lockstep.backends.base import Recipe
 from lockstep.backends.tensorflow import array_ops, losses
 from lockstep.backends.tensorflow.program import Copy, Outcome
 from lockstep.backends.tensorflow.unsupported import check_function, check_optimizer
+from lockstep.core.batch_entries import spread_inputs
 from lockstep.core.metrics import resolve
 from lockstep.core.named_metrics import NamedMetrics
 from lockstep.core.shard_sums import find_room, measure
-from lockstep.core.weighing import Share, spread_inputs
+from lockstep.core.weighing import Share
 
 _LISTS = ("params", "variables", "weights")
 

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from lockstep.backends.torch.array_ops import SHORT
 from lockstep.backends.torch.losses import WEIGHING
-from lockstep.core.weighing import Share, Term, call_model
+from lockstep.core.batch_entries import call_model
+from lockstep.core.weighing import Share, Term
 from lockstep.errors import ModelError
 
 IGNORED = -100  # torch's own, and that of every model of Hugging Face

@@ -22,13 +22,14 @@ from lockstep.backends.torch.loss_scaler import cast_parameters, power_of_two
 from lockstep.backends.torch.model_loss import ModelLoss
 from lockstep.backends.torch.replica import Replica
 from lockstep.core import seeds
+from lockstep.core.batch_entries import call_model
 from lockstep.core.batches import count, transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import DIVIDED, FIRST_METRIC, WEIGHT, Column, Metric, Sums
 from lockstep.core.options import Options
 from lockstep.core.outputs import ShardOutputs
 from lockstep.core.shard_sums import NUM_CHECKS, ShardNames, check_loss, find_room, measure, pad
-from lockstep.core.weighing import Share, Term, call_model
+from lockstep.core.weighing import Share, Term
 from lockstep.errors import BatchError, ExactError, ModelError
 
 Value = TypeVar("Value")
