@@ -68,7 +68,7 @@ def listed(pipeline):
         (lambda: wrapped().fit((X, Y), shuffle="no"), BatchError, "shuffle must be True or False. Got 'no'."),
         (lambda: wrapped().fit((X, Y), verbose=X), CallbackError, "verbose must be 0, 1, 2 or 'auto'."),
         (lambda: wrapped().evaluate(np.array(3)), BatchError, "ndarray() is not usable as data. Use (inputs, targets)"),
-        (lambda: wrapped().step((X, Y - 5)), BatchError, "Labels run from 0 to 2. Got -3. Mend the labels."),
+        (lambda: wrapped().step((X, Y - 5)), BatchError, "Labels run from 0 to 2. Got -5. Fix the labels, or"),
         (lambda: wrapped().step((X, Y + 0.5)), BatchError, "Labels are integers, one for each row of the outputs. Got"),
         (lambda: wrapped()((X, X[:, :2])), BatchError, "numpy's model takes one array of inputs. Got (ndarray(4, 4), "),
         (lambda: wrapped()(np.array(["x"] * 8)), BatchError, "numpy's model takes arrays of real numbers. Got <U1."),

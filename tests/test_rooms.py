@@ -18,7 +18,7 @@ ABOVE_THE_SEAM = "lockstep.training lockstep.processes lockstep.core.plan"
 SEAM = "cloudpickle ml_dtypes lockstep.errors lockstep.core lockstep.backends.base lockstep.backends.pickling"
 SEAM += " lockstep.backends.change_detector lockstep.backends.host_vectors"
 # Of Keras's optimizers and losses, without Keras: TensorFlow's own variables and functions go with them too.
-KERAS = "lockstep.backends.keras_optimizer_state lockstep.backends.loss_denominator"
+KERAS = "lockstep.backends.keras_optimizer_state lockstep.backends.keras_losses"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ ROOMS = [  # the first that fits a file is its room
         "core/",
         "numpy ml_dtypes lockstep.errors lockstep.core",
         never="time datetime",
-        types="lockstep.backends.base",
+        types="lockstep.backends.base lockstep.backends.array_ops",
     ),
     Room("backends/numpy", f"numpy {SEAM} lockstep.backends.numpy", never=ABOVE_THE_SEAM),
     Room("backends/torch", f"torch numpy {SEAM} lockstep.backends.torch", never=ABOVE_THE_SEAM),

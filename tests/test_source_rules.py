@@ -54,7 +54,6 @@ NOT_CLEAN = {
     "core/reduction.py": "rewritten with the shard arithmetic",
     "core/state.py": "came with the state checks",
     "core/target_kind.py": "rewritten with the shard arithmetic",
-    "core/weights.py": "rewritten with the shard arithmetic",
     "datasets/": "rewritten with the display",
     "display/": "rewritten with rich's columns",
     "processes/": "rewritten with the session",
@@ -64,7 +63,6 @@ NOT_CLEAN = {
 }
 # Public classes that several files define, and the branch that renames them.
 SAME_NAMES = {
-    "Asked": "fitting.py and callbacks/schedule.py: engine and display",
     "Attributes": "backends: one object for what a script may change",
     "CrossEntropy": "backends: one loss for all frameworks",
     "Fields": "backends: shard arithmetic",
@@ -73,21 +71,17 @@ SAME_NAMES = {
     "Leaf": "backends: shard arithmetic",
     "Module": "backends/base.py and backends/jax/nnx_model.py",
     "Net": "backends/keras",
-    "Place": "backends/jax/batches.py and core/loop.py",
-    "Plan": "callbacks/schedule.py and core/plan.py",
+    "Outcome": "backends: one seam for Keras",
+    "Place": "backends/jax/batches.py and training/loop.py",
     "Program": "backends: one seam for Keras",
     "Replicas": "backends: one per framework, as Backend",
     "Shards": "backends: shard arithmetic",
-    "Share": "backends: shard arithmetic",
-    "Slots": "backends: optimizer state",
     "SquaredError": "backends: one loss for all frameworks",
     "Statistics": "backends: running statistics",
     "Stepper": "backends/keras and verification.py",
     "Sum": "backends/jax/lazy_sums.py and core/objective.py",
-    "Term": "backends: shard arithmetic",
     "Values": "backends/keras",
     "Vectors": "backends: flat vectors",
-    "Watch": "watch.py and backends/mxnet/uses_rng.py",
 }
 # Files outside of backends/ that may ask whether a framework was imported.
 MAY_ASK_FOR_FRAMEWORKS = {

@@ -33,7 +33,7 @@ def test_combinations_that_do_not_fit_a_dense_network_are_refused(optimizer, los
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ((X, Y + 1), "Labels run from 0 to 3. Got 4. Mend the labels."),
+        ((X, Y + 1), "Labels run from 0 to 3. Got 4. Fix the labels, or give the model's last layer more outputs."),
         (
             (X, Y, 1),
             "There is one weight per example. Got weights of shape () for a shard of 4. "

@@ -1,25 +1,25 @@
 import pytest
 
-from lockstep.core.target_kind import Match, match
+from lockstep.core.target_kind import TargetKind, find_target_kind
 from lockstep.errors import ModelError
 
 
 @pytest.mark.parametrize(
     ("outputs", "targets", "options", "found"),
     [
-        ((8, 3), (8,), {}, Match.LABELS),
-        ((8, 3), (8, 3), {}, Match.ODDS),
-        ((8, 3), (8, 3), {"flags": True}, Match.FLAGS),
-        ((8,), (8,), {}, Match.FLAGS),
-        ((8, 1), (8, 1), {}, Match.FLAGS),
-        ((8, 1), (8,), {}, Match.FLAGS),  # not a label for the only class
-        ((8, 3, 5), (8, 5), {"axis": 1}, Match.LABELS),
-        ((8, 5, 3), (8, 5), {}, Match.LABELS),
-        ((1, 3), (1,), {}, Match.LABELS),
+        ((8, 3), (8,), {}, TargetKind.LABELS),
+        ((8, 3), (8, 3), {}, TargetKind.PROBABILITIES),
+        ((8, 3), (8, 3), {"binary": True}, TargetKind.BINARY),
+        ((8,), (8,), {}, TargetKind.BINARY),
+        ((8, 1), (8, 1), {}, TargetKind.BINARY),
+        ((8, 1), (8,), {}, TargetKind.BINARY),  # not a label for the only class
+        ((8, 3, 5), (8, 5), {"axis": 1}, TargetKind.LABELS),
+        ((8, 5, 3), (8, 5), {}, TargetKind.LABELS),
+        ((1, 3), (1,), {}, TargetKind.LABELS),
     ],
 )
 def test_what_targets_are(outputs, targets, options, found):
-    assert match("accuracy", outputs, targets, **options) is found
+    assert find_target_kind("accuracy", outputs, targets, **options) is found
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ def test_what_targets_are(outputs, targets, options, found):
         ((8, 3), (8, 1), {}),
         ((8,), (8, 1), {}),
         ((8, 5, 3), (8, 5), {"axis": 1}),
-        ((8, 3), (8,), {"flags": True}),
+        ((8, 3), (8,), {"binary": True}),
         ((), (), {}),
         ((8, 3), (8, 4), {}),
     ],
 )
 def test_shapes_that_do_not_match(outputs, targets, options):
     with pytest.raises(ModelError) as caught:
-        match("top5", outputs, targets, **options)
+        find_target_kind("top5", outputs, targets, **options)
     axis = options.get("axis", max(len(outputs) - 1, 0))
     assert str(caught.value) == (
         f"top5 compares outputs with a label for each row of classes (on axis {axis}), or with targets of the same "

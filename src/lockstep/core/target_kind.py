@@ -1,11 +1,11 @@
-"""Matches: what outputs are compared with, as the shapes of both tell it.
+"""What the targets of a batch are: labels, probabilities or binary targets, as the shapes of outputs and targets say.
 
-Labels lack the axis of the classes; odds have a number for every class; flags are
-yes or no for every element, as in a loss of two classes or of many labels.
+Labels lack the axis of the classes; probabilities have a number for every class; binary
+targets are yes or no for every element, as in a loss of two classes or of many labels.
 """
 
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,29 +15,40 @@ from lockstep.errors import BatchError, ModelError
 Shape = tuple[int, ...]
 
 
-class Match(Enum):
-    """What targets are: the outputs of `FLAGS` are compared with a threshold, all others by their largest."""
+class Labels(NamedTuple):
+    """What labels of classes may be."""
+
+    num_classes: int
+    ignored: int | None = None  # a label that the loss leaves out
+
+
+class TargetKind(Enum):
+    """What targets are: outputs for `BINARY` are compared with a threshold, all others by their largest element."""
 
     LABELS = "labels"
-    ODDS = "odds"
-    FLAGS = "flags"
+    PROBABILITIES = "probabilities"
+    BINARY = "binary"
 
 
-def match(metric: str, outputs: Shape, targets: Shape, *, axis: int = -1, flags: bool = False) -> Match:
-    """What the targets are; `flags` says that the loss takes them element by element.
+def find_target_kind(
+    metric: str, outputs: Shape, targets: Shape, *, axis: int = -1, binary: bool = False
+) -> TargetKind:
+    """What the targets are; `binary` says that the loss takes them element by element.
 
-    >>> match("accuracy", (8, 3), (8,)), match("accuracy", (8, 1), (8,)), match("accuracy", (8, 3), (8, 3))
-    (<Match.LABELS: 'labels'>, <Match.FLAGS: 'flags'>, <Match.ODDS: 'odds'>)
+    >>> find_target_kind("accuracy", (8, 3), (8,)), find_target_kind("accuracy", (8, 3), (8, 3))
+    (<TargetKind.LABELS: 'labels'>, <TargetKind.PROBABILITIES: 'probabilities'>)
+    >>> find_target_kind("accuracy", (8, 1), (8,))
+    <TargetKind.BINARY: 'binary'>
     """
     outputs, targets = tuple(outputs), tuple(targets)
     classes = axis % len(outputs) if -len(outputs) <= axis < len(outputs) else 0
     column = outputs[-1:] == (1,)
     if outputs == targets and outputs:
-        return Match.FLAGS if flags or column or len(outputs) == 1 else Match.ODDS
+        return TargetKind.BINARY if binary or column or len(outputs) == 1 else TargetKind.PROBABILITIES
     if column and outputs[:-1] == targets:
-        return Match.FLAGS
-    if len(outputs) > 1 and outputs[:classes] + outputs[classes + 1 :] == targets and not flags:
-        return Match.LABELS
+        return TargetKind.BINARY
+    if len(outputs) > 1 and outputs[:classes] + outputs[classes + 1 :] == targets and not binary:
+        return TargetKind.LABELS
     raise ModelError(
         f"{metric} compares outputs with a label for each row of classes (on axis {classes}), or with targets of the "
         f"same shape. Got outputs of shape {outputs} and targets of {targets}. Reshape one of them, or give a metric "
@@ -46,12 +57,12 @@ def match(metric: str, outputs: Shape, targets: Shape, *, axis: int = -1, flags:
 
 
 def check_labels(labels: NDArray[Any], num_classes: int, ignored: int | None, weights: Any = None) -> None:
-    """Refuses labels that are none of the classes; those that are ignored, or weigh nothing, may be anything.
+    """Raise if labels are none of the classes; those that are ignored, or weigh nothing, may be anything.
 
     >>> check_labels(np.array([0, 2, -100]), 3, ignored=-100)
     >>> check_labels(np.array([0, 3]), 3, ignored=None, weights=np.array([1.0, 0.0]))
     """
-    outside = (labels < 0) | (labels >= num_classes)
+    outside = ~((labels >= 0) & (labels < num_classes))  # NaN is neither
     if not outside.any():
         return
     if ignored is not None:
@@ -60,4 +71,7 @@ def check_labels(labels: NDArray[Any], num_classes: int, ignored: int | None, we
         counted = np.reshape(weights, -1) != 0
         outside &= counted.reshape(-1, *[1] * (labels.ndim - 1))
     if outside.any():
-        raise BatchError(f"Labels run from 0 to {num_classes - 1}. Got {labels[outside][0]}. Mend the labels.")
+        raise BatchError(
+            f"Labels run from 0 to {num_classes - 1}. Got {labels[outside][0]}. "
+            "Fix the labels, or give the model's last layer more outputs."
+        )

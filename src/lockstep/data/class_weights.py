@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.core.batch_entries import split_batch
 from lockstep.core.batches import describe
-from lockstep.core.weights import split_batch
 from lockstep.data.source import PipelineSource, Source
 from lockstep.errors import BatchError
 

@@ -24,7 +24,7 @@ def test_labels_outside_the_classes_are_refused_and_change_nothing(loss, shards,
     with wrapped(loss, shards) as trainer:
         before = trainer.digest()
         for call in (trainer.step, trainer.evaluate):
-            with pytest.raises(BatchError, match=rf"Labels run from 0 to 3\. Got {label}\. Mend the labels\."):
+            with pytest.raises(BatchError, match=rf"Labels run from 0 to 3\. Got {label}\. Fix the labels"):
                 call((X, wrong))
         assert trainer.digest() == before
         trainer.step((X, Y))

@@ -60,9 +60,9 @@ ODDS = np.full((16, 3), 1 / 3, np.float32)
 @pytest.mark.parametrize(
     ("loss", "targets", "message"),
     [
-        (CrossEntropy(ignore_index=2), ODDS, "A label may be ignored, odds may not. Got ignore_index=2 and .*float32"),
-        (CrossEntropy(), ODDS[:, :2], r"logits with odds of the same shape. Got \(4, 3\) and \(4, 2\) of float32"),
-        (CrossEntropy(), ODDS[:, 0], r"logits with odds of the same shape. Got \(4, 3\) and \(4,\) of float32"),
+        (CrossEntropy(ignore_index=2), ODDS, "ignore_index only works with integer labels.* Got ignore_index=2"),
+        (CrossEntropy(), ODDS[:, :2], r"class probabilities of the same shape. Got \(4, 3\) and \(4, 2\) of float32"),
+        (CrossEntropy(), ODDS[:, 0], r"class probabilities of the same shape. Got \(4, 3\) and \(4,\) of float32"),
         (CrossEntropy(weights=(1.0, 2.0)), ODDS, "Class weights are one for each class. Got 2 for 3 classes"),
     ],
 )

@@ -20,13 +20,13 @@ from backends.kit import (
     GAPPED,
     HIDDEN,
     IGNORED,
-    LABELS,
     NUM_EXAMPLES,
     VALUES,
     WEIGHTS,
     Form,
     X,
 )
+from backends.oracle import make_form
 from lockstep.backends import jax as module
 from lockstep.backends.jax import CrossEntropy, SquaredError
 
@@ -49,9 +49,7 @@ __all__ = [
 
 compiles = True  # every shape of a shard anew
 
-HEAVY = jnp.asarray(CLASS_WEIGHTS)
-ODDS = np.exp(VALUES) / np.exp(VALUES).sum(1, keepdims=True)
-FLAGS = (VALUES > 0).astype(float)
+HEAVY = tuple(CLASS_WEIGHTS)
 PADDING = -100
 LENGTHS = 1 + np.arange(NUM_EXAMPLES) * 6 // NUM_EXAMPLES  # 1 to 6 tokens, so that shards have unequal counts
 TOKENS = np.random.Generator(np.random.PCG64(4)).integers(0, 11, (NUM_EXAMPLES, 6))
@@ -224,6 +222,11 @@ def form(name, batch, loss, by_hand, model=mlp, metrics=(), measured=lambda net,
     return Form(name, batch, loss, lines(by_hand, measured), model, metrics)
 
 
+def same(name, loss, model=mlp, metrics=(), like=None):
+    """A form whose results numpy knows."""
+    return make_form(weights, name, loss, model, metrics, like)
+
+
 entropies_of = optax.softmax_cross_entropy_with_integer_labels
 
 
@@ -241,10 +244,6 @@ def per_example(out, y):
 
 def mean(values, weights):
     return (values * weights).sum() / weights.sum()
-
-
-def squares(net, x, y):
-    return ((net(x) - y) ** 2).mean()
 
 
 def share(hits):
@@ -273,11 +272,6 @@ def measuring_objective(net, batch):
     low = batch["y"] < 4
     values = {"mean": hits.mean(), "each": hits, "low": ((hits * low).sum(), low.sum())}
     return entropies_of(out, batch["y"]).mean(), values
-
-
-def hits_by_hand(net, batch):
-    hits = (net(batch["x"]).argmax(1) == batch["y"]).astype(float)
-    return {"mean": hits.mean(), "each": hits.mean(), "low": hits[batch["y"] < 4].mean()}
 
 
 @lockstep.objective
@@ -344,30 +338,10 @@ METRICS_OF_VALUES = {
 }
 
 
-def classes_by_hand(net, x, y):
-    out = net(x)
-    right = (out.argmax(1) == y).astype(float)
-    top5 = [label in row[:5] for label, row in zip(np.array(y), np.argsort(-np.array(out), 1), strict=True)]
-    return {"accuracy": right.mean(), "hit": right.mean(), "trace": right.mean(), "low": right[y < 4].mean()} | {
-        "top5": np.mean(top5)
-    }
-
-
-def values_by_hand(net, x, y):
-    error = net(x) - y
-    return {"mse": (error**2).mean(), "mae": jnp.abs(error).mean(), "rmse": jnp.sqrt((error**2).mean())}
-
-
-def counted_by_hand(net, x, y, ignored=IGNORED):
-    out, counted = net(x), y != ignored
+def measure_without_padding(net, x, y):
+    out, counted = net(x), y != PADDING
     top5 = (jnp.argsort(-out, -1)[..., :5] == y[..., None]).any(-1)
     return {"accuracy": share((out.argmax(-1) == y)[counted]), "top5": share(top5[counted])}
-
-
-XY = (X, LABELS)
-XYW = (X, LABELS, EXAMPLE_WEIGHTS)
-NAMED = {"x": X, "y": LABELS}
-NAMED_GAPPED = {"x": X, "y": GAPPED}
 
 
 def squared_sum(out, y):
@@ -376,10 +350,6 @@ def squared_sum(out, y):
 
 def summed_pair(out, y):
     return lockstep.Sum((entropies_of(out, y) * (y != IGNORED)).sum(), (y != IGNORED).sum())
-
-
-def pair_by_hand(net, x, y):
-    return mean(entropies(net, x, y), y != IGNORED)
 
 
 @lockstep.objective
@@ -394,32 +364,17 @@ def whole_sum(net, batch):
 
 forms = [
     # Means over examples.
-    form("cross entropy", XY, "cross_entropy", entropy),
-    form("optax's function", XY, entropies_of, entropy),
-    form("a lambda of one number", XY, lambda out, y: entropies_of(out, y).mean(), entropy),
-    form("odds as targets", (X, ODDS), optax.softmax_cross_entropy, lambda net, x, y: mean_odds(net, x, y)),
-    form("odds as targets, by name", (X, ODDS), "cross_entropy", lambda net, x, y: mean_odds(net, x, y)),
-    form(
-        "odds as targets, class weights",
-        (X, ODDS),
-        CrossEntropy(weights=tuple(CLASS_WEIGHTS)),
-        lambda net, x, y: -(jax.nn.log_softmax(net(x)) * y * HEAVY).sum(1).mean(),
-    ),
+    same("cross entropy", "cross_entropy"),
+    same("optax's function", entropies_of, like="cross entropy"),
+    same("a lambda of one number", lambda out, y: entropies_of(out, y).mean(), like="cross entropy"),
+    same("probabilities as targets", optax.softmax_cross_entropy),
+    same("probabilities as targets, by name", "cross_entropy", like="probabilities as targets"),
+    same("probabilities as targets, class weights", CrossEntropy(weights=HEAVY)),
     # Means over the targets that count.
-    form("ignored targets", (X, GAPPED), cross_entropy(), lambda net, x, y: mean(entropies(net, x, y), y != IGNORED)),
-    form("(sum, weight)", (X, GAPPED), pair, lambda net, x, y: mean(entropies(net, x, y), y != IGNORED)),
-    form(
-        "class weights",
-        XY,
-        CrossEntropy(weights=tuple(CLASS_WEIGHTS)),
-        lambda net, x, y: mean(entropies(net, x, y), HEAVY[y]),
-    ),
-    form(
-        "class weights and ignored targets",
-        (X, GAPPED),
-        CrossEntropy(IGNORED, tuple(CLASS_WEIGHTS)),
-        lambda net, x, y: mean(entropies(net, x, y), HEAVY[y] * (y != IGNORED)),
-    ),
+    same("ignored targets", cross_entropy()),
+    same("(sum, weight)", pair, like="ignored targets"),
+    same("class weights", CrossEntropy(weights=HEAVY)),
+    same("class weights and ignored targets", CrossEntropy(IGNORED, HEAVY)),
     form(
         "padded sequences",
         (TOKENS, TAGS),
@@ -428,20 +383,10 @@ forms = [
         Tagger,
     ),
     # Example weights.
-    form("example weights", XYW, "cross_entropy", lambda net, x, y, w: mean(entropies(net, x, y), w)),
-    form("example weights, a function", XYW, entropies_of, lambda net, x, y, w: mean(entropies(net, x, y), w)),
-    form(
-        "example and class weights",
-        XYW,
-        CrossEntropy(weights=tuple(CLASS_WEIGHTS)),
-        lambda net, x, y, w: mean(entropies(net, x, y), w * HEAVY[y]),
-    ),
-    form(
-        "example weights and ignored targets",
-        (X, GAPPED, EXAMPLE_WEIGHTS),
-        cross_entropy(),
-        lambda net, x, y, w: mean(entropies(net, x, y), w * (y != IGNORED)),
-    ),
+    same("example weights", "cross_entropy"),
+    same("example weights, a function", entropies_of, like="example weights"),
+    same("example and class weights", CrossEntropy(weights=HEAVY)),
+    same("example weights and ignored targets", cross_entropy()),
     form(
         "padded sequences, example weights",
         (TOKENS, TAGS, EXAMPLE_WEIGHTS),
@@ -450,133 +395,65 @@ forms = [
         Tagger,
     ),
     form(
-        "squares with example weights",
-        (X, VALUES, EXAMPLE_WEIGHTS),
-        "mse",
-        lambda net, x, y, w: mean(((net(x) - y) ** 2).mean(1), w),
-    ),
-    form(
-        "squares with example weights in a column",
-        (X, VALUES, EXAMPLE_WEIGHTS[:, None]),
-        "mse",
-        lambda net, x, y, w: mean(((net(x) - y) ** 2).mean(1), w[:, 0]),
-    ),
-    form(
-        "one value per example, with weights",
-        (X, VALUES, EXAMPLE_WEIGHTS),
-        per_example,
-        lambda net, x, y, w: mean(((net(x) - y) ** 4).mean(1), w),
-    ),
-    # Sums.
-    form("sum", XY, CrossEntropy(reduction="sum"), lambda net, x, y: entropies(net, x, y).sum()),
-    form(
-        "sum of mean squares",
-        (X, VALUES),
-        SquaredError(reduction="sum"),
-        lambda net, x, y: ((net(x) - y) ** 2).mean(1).sum(),
-    ),
-    form(
-        "sum with example weights",
-        XYW,
+        "sum of sequences, example weights",
+        (TOKENS, TAGS % CLASSES, EXAMPLE_WEIGHTS),
         CrossEntropy(reduction="sum"),
-        lambda net, x, y, w: (entropies(net, x, y) * w).sum(),
+        lambda net, x, y, w: (entropies(net, x, y) * wide(w)).sum(),
+        Tagger,
     ),
+    same("squares with example weights", "mse"),
+    same("squares with example weights in a column", "mse"),
+    same("one value per example, with weights", per_example),
+    # Sums.
+    same("sum", CrossEntropy(reduction="sum")),
+    same("sum of mean squares", SquaredError(reduction="sum")),
+    same("sum with example weights", CrossEntropy(reduction="sum")),
     # One value per example, and means over elements.
-    form("one value per example", (X, VALUES), per_example, lambda net, x, y: ((net(x) - y) ** 4).mean()),
-    form("several values per example", (X, VALUES), optax.squared_error, squares),
-    form("squares", (X, VALUES), "mse", squares),
+    same("one value per example", per_example),
+    same("several values per example", optax.squared_error, like="squares"),
+    same("squares", "mse"),
     form(
         "huber",
         (X, VALUES),
         partial(optax.huber_loss, delta=0.5),
         lambda net, x, y: optax.huber_loss(net(x), y, delta=0.5).mean(),
     ),
-    form(
-        "flags",
-        (X, FLAGS),
-        optax.sigmoid_binary_cross_entropy,
-        lambda net, x, y: optax.sigmoid_binary_cross_entropy(net(x), y).mean(),
-    ),
+    same("binary targets", optax.sigmoid_binary_cross_entropy),
     # Objectives.
-    form("objective", NAMED, mean_objective, lambda net, batch: entropy(net, **batch)),
-    form(
-        "objective with values",
-        NAMED,
-        measuring_objective,
-        lambda net, batch: entropy(net, **batch),
-        measured=hits_by_hand,
-    ),
-    form(
-        "objective of (sum, weight)",
-        NAMED_GAPPED,
-        pair_objective,
-        lambda net, batch: mean(entropies(net, **batch), batch["y"] != IGNORED),
-    ),
-    form(
-        "objective of (sum, weight), a shard's weight 0 and its sum not",
-        NAMED_GAPPED,
-        spreading_pair_objective,
-        lambda net, batch: (
-            (entropies(net, **batch) * ((batch["y"] != IGNORED) + 0.1)).sum() / (batch["y"] != IGNORED).sum()
-        ),
-    ),
+    same("objective", mean_objective),
+    same("objective with values", measuring_objective),
+    same("objective of (sum, weight)", pair_objective),
+    same("objective of (sum, weight), a shard's weight 0 and its sum not", spreading_pair_objective),
     form(
         "objective of (sum, weight) with values",
-        NAMED_GAPPED,
+        {"x": X, "y": GAPPED},
         measuring_pair_objective,
         lambda net, batch: mean(entropies(net, **batch), batch["y"] != IGNORED),
         measured=lambda net, batch: {"size": jnp.abs(batch["x"]).mean()},
     ),
-    form("objective of examples", NAMED, objective_of_examples, lambda net, batch: entropy(net, **batch)),
-    form("objective of the model's parts", NAMED, objective_of_parts, lambda net, batch: entropy(net, **batch)),
-    form("objective of a Sum", NAMED_GAPPED, sum_objective, lambda net, batch: pair_by_hand(net, **batch)),
-    form("objective of a Sum without a count", NAMED, whole_sum, lambda net, batch: entropies(net, **batch).sum()),
+    same("objective of examples", objective_of_examples, like="objective"),
+    same("objective of the model's parts", objective_of_parts, like="objective"),
+    same("objective of a Sum", sum_objective, like="objective of (sum, weight)"),
+    same("objective of a Sum without a count", whole_sum),
     # Functions that are sums.
-    form("a function that is a sum", (X, VALUES), squared_sum, lambda net, x, y: squared_sum(net(x), y)),
-    form("a function that gives a Sum", (X, GAPPED), summed_pair, lambda net, x, y: pair_by_hand(net, x, y)),
+    same("a function that is a sum", squared_sum, like="sum of squares"),
+    same("a function that gives a Sum", summed_pair),
     # The model's own loss.
-    form(
-        "an output with a loss",
-        {"x": X, "labels": LABELS},
+    same("an output with a loss", None, Complete, ["accuracy"], like="an output with a loss and logits"),
+    same("a dict with a loss", None, lambda: Complete(dict), like="an output with a loss"),
+    same(
+        "a dict with a loss alone",
         None,
-        lambda net, batch: entropy(net.inner, batch["x"], batch["labels"]),
-        Complete,
-        ["accuracy"],
-        lambda net, batch: {"accuracy": share(net.inner(batch["x"]).argmax(1) == batch["labels"])},
-    ),
-    form(
-        "a dict with a loss",
-        {"x": X, "labels": LABELS},
-        None,
-        lambda net, batch: entropy(net.inner, batch["x"], batch["labels"]),
-        lambda: Complete(dict),
+        lambda: Complete(lambda loss, logits: {"loss": loss}),
+        like="an output with a loss",
     ),
     # Inputs.
-    form(
-        "inputs by name",
-        ({"left": X[:, :2], "right": X[:, 2:]}, LABELS),
-        "cross_entropy",
-        lambda net, x, y: entropies_of(net(**x), y).mean(),
-        Cat,
-    ),
-    form(
-        "inputs by position",
-        ((X[:, :2], X[:, 2:]), LABELS),
-        "cross_entropy",
-        lambda net, x, y: entropies_of(net(*x), y).mean(),
-        Cat,
-    ),
+    same("inputs by name", "cross_entropy", Cat),
+    same("inputs by position", "cross_entropy", Cat),
     # Metrics.
-    form("metrics of classes", XY, "cross_entropy", entropy, metrics=METRICS_OF_CLASSES, measured=classes_by_hand),
-    form("metrics of values", (X, VALUES), "mse", squares, metrics=METRICS_OF_VALUES, measured=values_by_hand),
-    form(
-        "metrics without ignored targets",
-        (X, GAPPED),
-        cross_entropy(),
-        lambda net, x, y: mean(entropies(net, x, y), y != IGNORED),
-        metrics=["accuracy", "top5"],
-        measured=counted_by_hand,
-    ),
+    same("metrics of classes", "cross_entropy", metrics=METRICS_OF_CLASSES),
+    same("metrics of values", "mse", metrics=METRICS_OF_VALUES),
+    same("metrics without ignored targets", cross_entropy(), metrics=["accuracy", "top5"]),
     form(
         "metrics without padding",
         (TOKENS, TAGS),
@@ -584,44 +461,15 @@ forms = [
         lambda net, x, y: mean(entropies(net, x, y), y != PADDING),
         Tagger,
         ["accuracy", "top5"],
-        partial(counted_by_hand, ignored=PADDING),
+        measure_without_padding,
     ),
-    form(
-        "metrics of odds",
-        (X, ODDS),
-        optax.softmax_cross_entropy,
-        lambda net, x, y: mean_odds(net, x, y),
-        metrics=["accuracy", "top5"],
-        measured=lambda net, x, y: counted_by_hand(net, x, y.argmax(1), PADDING),
-    ),
-    form(
-        "accuracy of flags",
-        (X, FLAGS[:, :1]),
-        optax.sigmoid_binary_cross_entropy,
-        lambda net, x, y: optax.sigmoid_binary_cross_entropy(net(x), y).mean(),
-        narrow,
-        ["accuracy"],
-        lambda net, x, y: {"accuracy": share((net(x) > 0) == (y > 0.5))},
-    ),
-    form(
-        "accuracy of many flags",
-        (X, FLAGS),
-        optax.sigmoid_binary_cross_entropy,
-        lambda net, x, y: optax.sigmoid_binary_cross_entropy(net(x), y).mean(),
-        metrics=["accuracy"],
-        measured=lambda net, x, y: {"accuracy": share((net(x) > 0) == (y > 0.5))},
-    ),
-    form(
-        "accuracy of a column and plain flags",
-        (X, FLAGS[:, 0]),
+    same("metrics of probabilities", optax.softmax_cross_entropy, metrics=["accuracy", "top5"]),
+    same("accuracy of binary targets", optax.sigmoid_binary_cross_entropy, narrow, ["accuracy"]),
+    same("accuracy of many binary targets", optax.sigmoid_binary_cross_entropy, metrics=["accuracy"]),
+    same(
+        "accuracy of a column and a vector of binary targets",
         lambda out, y: optax.sigmoid_binary_cross_entropy(out[:, 0], y),
-        lambda net, x, y: optax.sigmoid_binary_cross_entropy(net(x)[:, 0], y).mean(),
         narrow,
         ["accuracy"],
-        lambda net, x, y: {"accuracy": share((net(x)[:, 0] > 0) == (y > 0.5))},
     ),
 ]
-
-
-def mean_odds(net, x, y):
-    return optax.softmax_cross_entropy(net(x), y).mean()

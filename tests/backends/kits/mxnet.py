@@ -21,6 +21,7 @@ from backends.kit import (
     Form,
     X,
 )
+from backends.oracle import make_form
 from lockstep.backends import mxnet as module
 
 __all__ = [
@@ -39,9 +40,6 @@ __all__ = [
 
 compiles = False
 
-HEAVY = nd.array(CLASS_WEIGHTS, dtype="float64")
-ODDS = np.exp(VALUES) / np.exp(VALUES).sum(1, keepdims=True)
-FLAGS = (VALUES > 0).astype(float)
 PADDING = -1
 LENGTHS = 1 + np.arange(NUM_EXAMPLES) * 6 // NUM_EXAMPLES  # 1 to 6 tokens, so that shards have unequal counts
 TOKENS = np.random.Generator(np.random.PCG64(4)).integers(0, 11, (NUM_EXAMPLES, 6))
@@ -69,7 +67,7 @@ def sgd(model, lr, momentum=0.0):
 
 
 def cross_entropy():
-    return module.CrossEntropy(ignore_label=IGNORED)
+    return module.CrossEntropy(ignore_index=IGNORED)
 
 
 def weights(model):
@@ -194,6 +192,11 @@ def form(name, batch, loss, by_hand, model=mlp, metrics=(), measured=lambda net,
     return Form(name, batch, loss, lines(by_hand, measured), model, metrics)
 
 
+def same(name, loss, model=mlp, metrics=(), like=None):
+    """A form whose results numpy knows."""
+    return make_form(weights, name, loss, model, metrics, like)
+
+
 def entropies(out, y):
     """The cross-entropy of every target."""
     return -nd.pick(nd.log_softmax(out), y)
@@ -236,11 +239,6 @@ def measuring_objective(net, batch):
     low = (batch["y"] < 4).astype("float64")
     values = {"mean": hits.mean(), "each": hits, "low": ((hits * low).sum(), low.sum())}
     return entropies(out, batch["y"]).mean(), values
-
-
-def hits_by_hand(net, batch):
-    hits, low = hit(net(batch["x"]), batch["y"]), (batch["y"] < 4).astype("float64")
-    return {"mean": hits, "each": hits, "low": mean(hits, low)}
 
 
 @lockstep.objective
@@ -308,36 +306,10 @@ METRICS_OF_VALUES = {
 }
 
 
-def in_top5(out, y):
-    best = out.topk(k=5, axis=1).asnumpy()
-    return nd.array([label in row for label, row in zip(y.asnumpy(), best, strict=True)], dtype="float64")
-
-
-def classes_by_hand(net, x, y):
-    out = net(x)
-    hits = hit(out, y)
-    low = mean(hits, (y < 4).astype("float64"))
-    return {"accuracy": hits, "hit": hits, "trace": hits, "low": low, "top5": in_top5(out, y)}
-
-
-def values_by_hand(net, x, y):
-    error = net(x) - y
-    return {"mse": error**2, "mae": error.abs(), "rmse": (error**2).mean().sqrt()}
-
-
-def counted_by_hand(net, x, y):
-    out = net(x)
-    return {"accuracy": mean(hit(out, y), counted(y)), "top5": mean(in_top5(out, y), counted(y))}
-
-
 def gluon_loss(kind, **options):
     return lambda net, x, y: kind(**options)(net(x), y).mean()
 
 
-XY = (X, LABELS)
-XYW = (X, LABELS, EXAMPLE_WEIGHTS)
-NAMED = {"x": X, "y": LABELS}
-NAMED_GAPPED = {"x": X, "y": GAPPED}
 SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss
 
 
@@ -347,10 +319,6 @@ def squared_sum(out, y):
 
 def summed_pair(out, y):
     return lockstep.Sum((entropies(out, y) * counted(y)).sum(), counted(y).sum())
-
-
-def pair_by_hand(net, x, y):
-    return mean(entropies(net(x), y), counted(y))
 
 
 def total_by_hand(net, x, y):
@@ -369,146 +337,74 @@ def whole_sum(net, batch):
 
 forms = [
     # Means over examples.
-    form("cross entropy", XY, SOFTMAX(), entropy),
-    form("cross entropy by name", XY, "cross_entropy", entropy),
-    form("cross entropy, hybridized", XY, SOFTMAX(), entropy, hybrid),
-    form("a function", XY, lambda out, y: entropies(out, y).mean(), entropy),
-    form("odds as targets", (X, ODDS), SOFTMAX(sparse_label=False), gluon_loss(SOFTMAX, sparse_label=False)),
-    form(
-        "a weight for all",
-        XY,
-        SOFTMAX(weight=0.3),
-        lambda net, x, y: 0.3 * entropy(net, x, y),
-    ),
+    same("cross entropy", SOFTMAX()),
+    same("cross entropy by name", "cross_entropy", like="cross entropy"),
+    same("cross entropy, hybridized", SOFTMAX(), hybrid, like="cross entropy"),
+    same("a function", lambda out, y: entropies(out, y).mean(), like="cross entropy"),
+    same("probabilities as targets", SOFTMAX(sparse_label=False)),
+    form("a weight for all", (X, LABELS), SOFTMAX(weight=0.3), lambda net, x, y: 0.3 * entropy(net, x, y)),
     form("several targets in an example", (TOKENS, abs(TAGS)), SOFTMAX(), entropy, Tagger),
     # Means over the targets that count.
-    form("ignored targets", (X, GAPPED), cross_entropy(), lambda net, x, y: mean(entropies(net(x), y), counted(y))),
-    form(
-        "ignored targets, (sum, weight)", (X, GAPPED), summed, lambda net, x, y: mean(entropies(net(x), y), counted(y))
-    ),
-    form(
-        "class weights",
-        XY,
-        module.CrossEntropy(class_weights=CLASS_WEIGHTS),
-        lambda net, x, y: mean(entropies(net(x), y), HEAVY[y]),
-    ),
-    form(
-        "class weights and ignored targets",
-        (X, GAPPED),
-        module.CrossEntropy(IGNORED, CLASS_WEIGHTS),
-        lambda net, x, y: mean(entropies(net(x), y), HEAVY[y] * counted(y)),
-    ),
+    same("ignored targets", cross_entropy()),
+    same("ignored targets, (sum, weight)", summed, like="ignored targets"),
+    same("class weights", module.CrossEntropy(weights=CLASS_WEIGHTS)),
+    same("class weights and ignored targets", module.CrossEntropy(IGNORED, CLASS_WEIGHTS)),
     form(
         "padded sequences",
         (TOKENS, TAGS),
-        module.CrossEntropy(ignore_label=PADDING),
+        module.CrossEntropy(ignore_index=PADDING),
         lambda net, x, y: mean(entropies(net(x), y), counted(y, PADDING)),
         Tagger,
     ),
     # Example weights.
-    form("example weights", XYW, SOFTMAX(), lambda net, x, y, w: mean(entropies(net(x), y), w)),
-    form(
-        "example and class weights",
-        XYW,
-        module.CrossEntropy(class_weights=CLASS_WEIGHTS),
-        lambda net, x, y, w: mean(entropies(net(x), y), w * HEAVY[y]),
-    ),
-    form(
-        "example weights and ignored targets",
-        (X, GAPPED, EXAMPLE_WEIGHTS),
-        cross_entropy(),
-        lambda net, x, y, w: mean(entropies(net(x), y), w * counted(y)),
-    ),
+    same("example weights", SOFTMAX()),
+    same("example and class weights", module.CrossEntropy(weights=CLASS_WEIGHTS)),
+    same("example weights and ignored targets", cross_entropy()),
     form(
         "padded sequences, example weights",
         (TOKENS, TAGS, EXAMPLE_WEIGHTS),
-        module.CrossEntropy(ignore_label=PADDING),
+        module.CrossEntropy(ignore_index=PADDING),
         lambda net, x, y, w: mean(entropies(net(x), y), w.expand_dims(1) * counted(y, PADDING)),
         Tagger,
     ),
-    form(
-        "squares with example weights",
-        (X, VALUES, EXAMPLE_WEIGHTS),
-        "mse",
-        lambda net, x, y, w: mean(((net(x) - y) ** 2).mean(axis=1), w),
-    ),
-    form(
-        "squares with example weights in a column",
-        (X, VALUES, EXAMPLE_WEIGHTS[:, None]),
-        "mse",
-        lambda net, x, y, w: mean(((net(x) - y) ** 2).mean(axis=1), w.reshape((-1,))),
-    ),
-    form(
-        "one value per example, with weights",
-        (X, VALUES, EXAMPLE_WEIGHTS),
-        per_example,
-        lambda net, x, y, w: mean(per_example(net(x), y), w),
-    ),
+    same("squares with example weights", "mse"),
+    same("squares with example weights in a column", "mse"),
+    same("one value per example, with weights", per_example),
     # One value per example.
-    form("one value per example", (X, VALUES), per_example, lambda net, x, y: per_example(net(x), y).mean()),
-    form("several values per example", (X, VALUES), lambda out, y: (out - y) ** 2, squares),
+    same("one value per example", per_example),
+    same("several values per example", lambda out, y: (out - y) ** 2, like="squares"),
     # Means over elements.
-    form("squares", (X, VALUES), "mse", squares),
+    same("squares", "mse"),
     form("half squares", (X, VALUES), gluon.loss.L2Loss(), lambda net, x, y: squares(net, x, y) / 2),
     form("huber", (X, VALUES), gluon.loss.HuberLoss(), gluon_loss(gluon.loss.HuberLoss)),
-    form("flags", (X, FLAGS), gluon.loss.SigmoidBCELoss(), gluon_loss(gluon.loss.SigmoidBCELoss)),
+    same("binary targets", gluon.loss.SigmoidBCELoss()),
     # Objectives.
-    form("objective", NAMED, mean_objective, lambda net, batch: entropy(net, **batch)),
-    form(
-        "objective with values",
-        NAMED,
-        measuring_objective,
-        lambda net, batch: entropy(net, **batch),
-        measured=hits_by_hand,
-    ),
-    form(
-        "objective with values in any order",
-        NAMED,
-        turning_objective,
-        lambda net, batch: entropy(net, **batch),
-        measured=hits_by_hand,
-    ),
-    form(
-        "objective of (sum, weight)",
-        NAMED_GAPPED,
-        pair_objective,
-        lambda net, batch: mean(entropies(net(batch["x"]), batch["y"]), counted(batch["y"])),
-    ),
-    form(
-        "objective of (sum, weight), a shard's weight 0 and its sum not",
-        NAMED_GAPPED,
-        spreading_pair_objective,
-        lambda net, batch: (
-            (entropies(net(batch["x"]), batch["y"]) * (counted(batch["y"]) + 0.1)).sum() / counted(batch["y"]).sum()
-        ),
-    ),
+    same("objective", mean_objective),
+    same("objective with values", measuring_objective),
+    same("objective with values in any order", turning_objective, like="objective with values"),
+    same("objective of (sum, weight)", pair_objective),
+    same("objective of (sum, weight), a shard's weight 0 and its sum not", spreading_pair_objective),
     form(
         "objective of (sum, weight) with values",
-        NAMED_GAPPED,
+        {"x": X, "y": GAPPED},
         measuring_pair_objective,
         lambda net, batch: mean(entropies(net(batch["x"]), batch["y"]), counted(batch["y"])),
         measured=lambda net, batch: {"size": batch["x"].abs()},
     ),
-    form("objective of examples", NAMED, objective_of_examples, lambda net, batch: entropy(net, **batch)),
-    form("objective of a Sum", NAMED_GAPPED, sum_objective, lambda net, batch: pair_by_hand(net, **batch)),
-    form("objective of a Sum without a count", NAMED, whole_sum, lambda net, batch: total_by_hand(net, **batch)),
+    same("objective of examples", objective_of_examples, like="objective"),
+    same("objective of a Sum", sum_objective, like="objective of (sum, weight)"),
+    same("objective of a Sum without a count", whole_sum),
     # Functions that are sums.
-    form("a function that is a sum", (X, VALUES), squared_sum, lambda net, x, y: squared_sum(net(x), y)),
-    form("a function that gives a Sum", (X, GAPPED), summed_pair, lambda net, x, y: pair_by_hand(net, x, y)),
+    same("a function that is a sum", squared_sum, like="sum of squares"),
+    same("a function that gives a Sum", summed_pair),
     # The model's own loss.
-    form(
-        "an output with a loss",
-        ({"x": X, "labels": LABELS}),
+    same("an output with a loss", None, Complete, ["accuracy"], like="an output with a loss and logits"),
+    same("a dict with a loss", None, lambda: Complete(dict), like="an output with a loss"),
+    same(
+        "a dict with a loss alone",
         None,
-        lambda net, batch: entropy(net.inner, batch["x"], batch["labels"]),
-        Complete,
-    ),
-    form(
-        "a dict with a loss",
-        {"x": X, "labels": LABELS},
-        None,
-        lambda net, batch: entropy(net.inner, batch["x"], batch["labels"]),
-        lambda: Complete(dict),
+        lambda: Complete(lambda loss, logits: {"loss": loss}),
+        like="an output with a loss",
     ),
     # Inputs.
     form(
@@ -518,61 +414,15 @@ forms = [
         lambda net, x, y: entropies(net(x["left"], x["right"]), y).mean(),
         Cat,
     ),
-    form(
-        "inputs by position",
-        ((X[:, :2], X[:, 2:]), LABELS),
-        SOFTMAX(),
-        lambda net, x, y: entropies(net(*x), y).mean(),
-        Cat,
-    ),
+    same("inputs by position", SOFTMAX(), Cat),
     # Metrics.
-    form("metrics of classes", XY, SOFTMAX(), entropy, metrics=METRICS_OF_CLASSES, measured=classes_by_hand),
-    form("metrics of values", (X, VALUES), "mse", squares, metrics=METRICS_OF_VALUES, measured=values_by_hand),
-    form(
-        "metrics without ignored targets",
-        (X, GAPPED),
-        cross_entropy(),
-        lambda net, x, y: mean(entropies(net(x), y), counted(y)),
-        metrics=["accuracy", "top5"],
-        measured=counted_by_hand,
-    ),
-    form(
-        "metrics of odds",
-        (X, ODDS),
-        SOFTMAX(sparse_label=False),
-        gluon_loss(SOFTMAX, sparse_label=False),
-        metrics=["accuracy", "top5"],
-        measured=lambda net, x, y: {
-            "accuracy": hit(net(x), y.argmax(axis=1)),
-            "top5": in_top5(net(x), y.argmax(axis=1)),
-        },
-    ),
-    form(
-        "accuracy of flags",
-        (X, FLAGS[:, :1]),
-        gluon.loss.SigmoidBCELoss(),
-        gluon_loss(gluon.loss.SigmoidBCELoss),
-        narrow,
-        ["accuracy"],
-        lambda net, x, y: {"accuracy": (net(x) > 0) == (y > 0.5)},
-    ),
-    form(
-        "accuracy of many flags",
-        (X, FLAGS),
-        gluon.loss.SigmoidBCELoss(),
-        gluon_loss(gluon.loss.SigmoidBCELoss),
-        metrics=["accuracy"],
-        measured=lambda net, x, y: {"accuracy": (net(x) > 0) == (y > 0.5)},
-    ),
-    form(
-        "accuracy of a column and plain flags",
-        (X, FLAGS[:, 0]),
-        gluon.loss.SigmoidBCELoss(),
-        gluon_loss(gluon.loss.SigmoidBCELoss),
-        narrow,
-        ["accuracy"],
-        lambda net, x, y: {"accuracy": (net(x) > 0).squeeze(axis=1) == (y > 0.5)},
-    ),
+    same("metrics of classes", SOFTMAX(), metrics=METRICS_OF_CLASSES),
+    same("metrics of values", "mse", metrics=METRICS_OF_VALUES),
+    same("metrics without ignored targets", cross_entropy(), metrics=["accuracy", "top5"]),
+    same("metrics of probabilities", SOFTMAX(sparse_label=False), metrics=["accuracy", "top5"]),
+    same("accuracy of binary targets", gluon.loss.SigmoidBCELoss(), narrow, ["accuracy"]),
+    same("accuracy of many binary targets", gluon.loss.SigmoidBCELoss(), metrics=["accuracy"]),
+    same("accuracy of a column and a vector of binary targets", gluon.loss.SigmoidBCELoss(), narrow, ["accuracy"]),
     form(
         "a metric in a list",
         (X[:16], LABELS[:16]),  # two examples in a shard: a list of two is no (sum, weight)

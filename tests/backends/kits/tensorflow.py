@@ -195,6 +195,18 @@ def halves(weights=WEIGHTS):
     return net, variables
 
 
+def complete(with_logits=True):
+    """A function that brings its own loss."""
+    net, variables = model(WEIGHTS)
+
+    def run(x, labels):
+        logits = net(x)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        return {"loss": loss, "logits": logits} if with_logits else {"loss": loss}
+
+    return run, variables
+
+
 def traced(weights=WEIGHTS):
     """A tf.function that was traced before it was wrapped."""
     net, variables = model(weights)
@@ -342,6 +354,22 @@ forms = [
         "cross_entropy",
         lambda net, x, y: tf.nn.sparse_softmax_cross_entropy_with_logits(y, net(*x)),
         make=halves,
+    ),
+    form(
+        "an output with a loss",
+        {"x": X, "labels": LABELS},
+        None,
+        lambda net, batch: net(**batch)["loss"],
+        ["accuracy"],
+        lambda net, batch: {"accuracy": (net(**batch)["logits"].numpy().argmax(1) == batch["labels"]).mean()},
+        complete,
+    ),
+    form(
+        "a dict with a loss alone",
+        {"x": X, "labels": LABELS},
+        None,
+        lambda net, batch: net(**batch)["loss"],
+        make=lambda: complete(with_logits=False),
     ),
     form("metrics of classes", XY, "cross_entropy", entropies, METRICS_OF_CLASSES, classes_by_hand),
     form(

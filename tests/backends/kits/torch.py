@@ -23,6 +23,7 @@ from backends.kit import (
     Form,
     X,
 )
+from backends.oracle import BINARY, PROBABILITIES, make_form
 from lockstep.backends import torch as module
 
 __all__ = [
@@ -43,8 +44,6 @@ compiles = False
 
 HEAVY = torch.tensor(CLASS_WEIGHTS)
 WEIGHTLESS = torch.tensor(np.where(np.arange(CLASSES) == IGNORED, 0.0, CLASS_WEIGHTS))
-ODDS = np.exp(VALUES) / np.exp(VALUES).sum(1, keepdims=True)
-FLAGS = (VALUES > 0).astype(float)
 PADDING = -100
 LENGTHS = 1 + np.arange(NUM_EXAMPLES) * 6 // NUM_EXAMPLES  # 1 to 6 tokens, so that shards have unequal counts
 TOKENS = np.random.Generator(np.random.PCG64(4)).integers(0, 11, (NUM_EXAMPLES, 6))
@@ -161,7 +160,7 @@ def narrow():
     return model({**WEIGHTS, "1.weight": WEIGHTS["1.weight"][:, :1], "1.bias": WEIGHTS["1.bias"][:1]})
 
 
-def odds():
+def log_probabilities():
     return nn.Sequential(mlp(), nn.LogSoftmax(1))
 
 
@@ -190,6 +189,11 @@ def form(name, batch, loss, by_hand, model=mlp, metrics=(), measured=lambda net,
     return Form(name, batch, loss, lines(by_hand, measured), model, metrics)
 
 
+def same(name, loss, model=mlp, metrics=(), like=None):
+    """A form whose results numpy knows."""
+    return make_form(weights, name, loss, model, metrics, like)
+
+
 def per_example(out, y):
     return ((out - y) ** 4).mean(1)
 
@@ -198,16 +202,8 @@ def mean(values, weights):
     return (values * weights).sum() / weights.sum()
 
 
-def squares(net, x, y):
-    return ((net(x) - y) ** 2).mean()
-
-
 def smooth(reduction="mean"):
     return nn.CrossEntropyLoss(HEAVY, ignore_index=IGNORED, label_smoothing=0.1, reduction=reduction)
-
-
-def entropy(net, x, y):
-    return F.cross_entropy(net(x), y)
 
 
 def entropies(net, x, y, **options):
@@ -245,11 +241,6 @@ def measuring_objective(net, batch):
     low = batch["y"] < 4
     values = {"mean": hits.mean(), "each": hits, "low": (hits[low].sum(), low.sum())}
     return F.cross_entropy(out, batch["y"]), values
-
-
-def hits_by_hand(net, batch):
-    hits = (net(batch["x"]).argmax(1) == batch["y"]).double()
-    return {"mean": hits.mean(), "each": hits.mean(), "low": hits[batch["y"] < 4].mean()}
 
 
 @lockstep.objective
@@ -316,30 +307,10 @@ METRICS_OF_VALUES = {
 }
 
 
-def classes_by_hand(net, x, y):
-    out = net(x)
-    right = (out.argmax(1) == y).double()
-    top5 = [label in row for label, row in zip(y, out.topk(5).indices, strict=True)]
-    return {"accuracy": right.mean(), "hit": right.mean(), "trace": right.mean(), "low": right[y < 4].mean()} | {
-        "top5": np.mean(top5)
-    }
-
-
-def values_by_hand(net, x, y):
-    error = net(x) - y
-    return {"mse": (error**2).mean(), "mae": error.abs().mean(), "rmse": (error**2).mean().sqrt()}
-
-
-def counted_by_hand(net, x, y, ignored=IGNORED):
-    out, counted = net(x), y != ignored
+def measure_without_padding(net, x, y):
+    out, counted = net(x), y != PADDING
     top5 = (out.topk(5, dim=1).indices == y.unsqueeze(1)).any(1)
     return {"accuracy": (out.argmax(1) == y)[counted].double().mean(), "top5": top5[counted].double().mean()}
-
-
-XY = (X, LABELS)
-XYW = (X, LABELS, EXAMPLE_WEIGHTS)
-NAMED = {"x": X, "y": LABELS}
-NAMED_GAPPED = {"x": X, "y": GAPPED}
 
 
 def squared_sum(out, y):
@@ -355,10 +326,6 @@ def summed_pair(out, y):
     return lockstep.Sum(F.cross_entropy(out, y, reduction="none")[y != IGNORED].sum(), (y != IGNORED).sum())
 
 
-def pair_by_hand(net, x, y):
-    return F.cross_entropy(net(x), y, ignore_index=IGNORED)
-
-
 @lockstep.objective
 def sum_objective(net, batch):
     return summed_pair(net(batch["x"]), batch["y"])
@@ -371,50 +338,30 @@ def whole_sum(net, batch):
 
 forms = [
     # Means over examples.
-    form("cross entropy", XY, nn.CrossEntropyLoss(), entropy),
-    form("a function", XY, F.cross_entropy, entropy),
-    form("a lambda", XY, lambda out, y: F.cross_entropy(out, y), entropy),
-    form("odds as targets", (X, ODDS), nn.CrossEntropyLoss(), entropy),
+    same("cross entropy", nn.CrossEntropyLoss()),
+    same("a function", F.cross_entropy, like="cross entropy"),
+    same("a lambda", lambda out, y: F.cross_entropy(out, y), like="cross entropy"),
+    same("probabilities as targets", nn.CrossEntropyLoss()),
     form(
-        "odds as targets, class weights, smoothed",
-        (X, ODDS),
+        "probabilities as targets, class weights, smoothed",
+        (X, PROBABILITIES),
         nn.CrossEntropyLoss(HEAVY, label_smoothing=0.1),
         lambda net, x, y: F.cross_entropy(net(x), y, HEAVY, label_smoothing=0.1),
     ),
     form(
         "divergence",
-        (X, ODDS),
+        (X, PROBABILITIES),
         nn.KLDivLoss(reduction="batchmean"),
         lambda net, x, y: (y * (y.log() - net(x))).sum() / len(x),
-        odds,
+        log_probabilities,
     ),
-    form("a class with a forward of its own", XY, Focal(), lambda net, x, y: Focal()(net(x), y)),
+    form("a class with a forward of its own", (X, LABELS), Focal(), lambda net, x, y: Focal()(net(x), y)),
     # Means over the targets that count.
-    form("ignored targets", (X, GAPPED), cross_entropy(), lambda net, x, y: entropies(net, x, y)[y != IGNORED].mean()),
-    form(
-        "ignored targets, a partial function",
-        (X, GAPPED),
-        partial(F.cross_entropy, ignore_index=IGNORED),
-        lambda net, x, y: entropies(net, x, y)[y != IGNORED].mean(),
-    ),
-    form(
-        "class weights",
-        XY,
-        nn.CrossEntropyLoss(HEAVY),
-        lambda net, x, y: mean(entropies(net, x, y), HEAVY[y]),
-    ),
-    form(
-        "class weights, a partial function",
-        XY,
-        partial(F.cross_entropy, weight=HEAVY),
-        lambda net, x, y: mean(entropies(net, x, y), HEAVY[y]),
-    ),
-    form(
-        "class weights and ignored targets",
-        (X, GAPPED),
-        nn.CrossEntropyLoss(HEAVY, ignore_index=IGNORED),
-        lambda net, x, y: mean(entropies(net, x, y), HEAVY[y] * (y != IGNORED)),
-    ),
+    same("ignored targets", cross_entropy()),
+    same("ignored targets, a partial function", partial(F.cross_entropy, ignore_index=IGNORED), like="ignored targets"),
+    same("class weights", nn.CrossEntropyLoss(HEAVY)),
+    same("class weights, a partial function", partial(F.cross_entropy, weight=HEAVY), like="class weights"),
+    same("class weights and ignored targets", nn.CrossEntropyLoss(HEAVY, ignore_index=IGNORED)),
     form(
         "a class with torch's forward",
         (X, GAPPED),
@@ -456,13 +403,13 @@ forms = [
         lambda net, x, y: F.cross_entropy(net(x), y, HEAVY, ignore_index=IGNORED, label_smoothing=0.1),
     ),
     form(
-        "log odds",
+        "log probabilities",
         (X, GAPPED),
         nn.NLLLoss(HEAVY, ignore_index=IGNORED),
         lambda net, x, y: F.nll_loss(net(x), y, HEAVY, ignore_index=IGNORED),
-        odds,
+        log_probabilities,
     ),
-    form("log odds, a function", XY, F.nll_loss, lambda net, x, y: F.nll_loss(net(x), y), odds),
+    same("log probabilities, a function", F.nll_loss, log_probabilities, like="cross entropy"),
     form(
         "padded sequences",
         (TOKENS, TAGS),
@@ -478,31 +425,11 @@ forms = [
         Tagger,
     ),
     # Example weights.
-    form(
-        "example weights",
-        XYW,
-        nn.CrossEntropyLoss(),
-        lambda net, x, y, w: mean(entropies(net, x, y), w),
-    ),
-    form("example weights, a function", XYW, F.cross_entropy, lambda net, x, y, w: mean(entropies(net, x, y), w)),
-    form(
-        "example and class weights",
-        XYW,
-        nn.CrossEntropyLoss(HEAVY),
-        lambda net, x, y, w: mean(entropies(net, x, y), w * HEAVY[y]),
-    ),
-    form(
-        "example weights and ignored targets",
-        (X, GAPPED, EXAMPLE_WEIGHTS),
-        cross_entropy(),
-        lambda net, x, y, w: mean(entropies(net, x, y), w * (y != IGNORED)),
-    ),
-    form(
-        "example weights and odds as targets",
-        (X, ODDS, EXAMPLE_WEIGHTS),
-        nn.CrossEntropyLoss(),
-        lambda net, x, y, w: mean(entropies(net, x, y), w),
-    ),
+    same("example weights", nn.CrossEntropyLoss()),
+    same("example weights, a function", F.cross_entropy, like="example weights"),
+    same("example and class weights", nn.CrossEntropyLoss(HEAVY)),
+    same("example weights and ignored targets", cross_entropy()),
+    same("example weights and probabilities as targets", nn.CrossEntropyLoss()),
     form(
         "padded sequences, example weights",
         (TOKENS, TAGS, EXAMPLE_WEIGHTS),
@@ -510,36 +437,20 @@ forms = [
         lambda net, x, y, w: mean(entropies(net, x, y), wide(w) * (y != PADDING)),
         Tagger,
     ),
-    form(
-        "squares with example weights",
-        (X, VALUES, EXAMPLE_WEIGHTS),
-        nn.MSELoss(),
-        lambda net, x, y, w: mean(((net(x) - y) ** 2).mean(1), w),
-    ),
-    form(
+    same("squares with example weights", nn.MSELoss()),
+    same(
         "squares with example weights, a partial function",
-        (X, VALUES, EXAMPLE_WEIGHTS),
         partial(F.mse_loss, reduction="none"),
-        lambda net, x, y, w: mean(((net(x) - y) ** 2).mean(1), w),
+        like="squares with example weights",
     ),
-    form(
-        "squares with example weights in a column",
-        (X, VALUES, EXAMPLE_WEIGHTS[:, None]),
-        nn.MSELoss(),
-        lambda net, x, y, w: mean(((net(x) - y) ** 2).mean(1), w[:, 0]),
-    ),
-    form(
-        "one value per example, with weights",
-        (X, VALUES, EXAMPLE_WEIGHTS),
-        per_example,
-        lambda net, x, y, w: mean(((net(x) - y) ** 4).mean(1), w),
-    ),
+    same("squares with example weights in a column", nn.MSELoss()),
+    same("one value per example, with weights", per_example),
     form(
         "divergence with example weights",
-        (X, ODDS, EXAMPLE_WEIGHTS),
+        (X, PROBABILITIES, EXAMPLE_WEIGHTS),
         nn.KLDivLoss(reduction="batchmean"),
         lambda net, x, y, w: mean((y * (y.log() - net(x))).sum(1), w),
-        odds,
+        log_probabilities,
     ),
     form(
         "example weights in a list",
@@ -554,151 +465,82 @@ forms = [
         lambda net, x, y: F.cross_entropy(net(x), y.long(), HEAVY, ignore_index=IGNORED),
     ),
     # Sums.
-    form("sum", XY, nn.CrossEntropyLoss(reduction="sum"), lambda net, x, y: entropies(net, x, y).sum()),
+    same("sum", nn.CrossEntropyLoss(reduction="sum")),
     form(
         "sum, class weights and ignored targets",
         (X, GAPPED),
         smooth("sum"),
         lambda net, x, y: smooth("sum")(net(x), y),
     ),
-    form("sum of squares", (X, VALUES), nn.MSELoss(reduction="sum"), lambda net, x, y: ((net(x) - y) ** 2).sum()),
-    form(
-        "sum, a partial function",
-        XY,
-        partial(F.cross_entropy, reduction="sum"),
-        lambda net, x, y: entropies(net, x, y).sum(),
-    ),
-    form(
-        "sum of squares, a partial function",
-        (X, VALUES),
-        partial(F.mse_loss, reduction="sum"),
-        lambda net, x, y: ((net(x) - y) ** 2).sum(),
-    ),
-    form(
-        "sum with example weights",
-        XYW,
-        nn.CrossEntropyLoss(reduction="sum"),
-        lambda net, x, y, w: (entropies(net, x, y) * w).sum(),
-    ),
+    same("sum of squares", nn.MSELoss(reduction="sum")),
+    same("sum, a partial function", partial(F.cross_entropy, reduction="sum"), like="sum"),
+    same("sum of squares, a partial function", partial(F.mse_loss, reduction="sum"), like="sum of squares"),
+    same("sum with example weights", nn.CrossEntropyLoss(reduction="sum")),
     # One value per example.
-    form("one value per example", (X, VALUES), per_example, lambda net, x, y: ((net(x) - y) ** 4).mean()),
-    form("no reduction", XY, nn.CrossEntropyLoss(reduction="none"), entropy),
+    same("one value per example", per_example),
+    same("no reduction", nn.CrossEntropyLoss(reduction="none"), like="cross entropy"),
     form(
         "no reduction, class weights",
-        XY,
+        (X, LABELS),
         nn.CrossEntropyLoss(HEAVY, reduction="none"),
         lambda net, x, y: (entropies(net, x, y) * HEAVY[y]).mean(),
     ),
-    form("no reduction, a partial function", XY, partial(F.cross_entropy, reduction="none"), entropy),
-    form("no reduction, several values per example", (X, VALUES), nn.MSELoss(reduction="none"), squares),
+    same("no reduction, a partial function", partial(F.cross_entropy, reduction="none"), like="cross entropy"),
+    same("no reduction, several values per example", nn.MSELoss(reduction="none"), like="squares"),
     # Means over elements.
-    form("squares", (X, VALUES), nn.MSELoss(), squares),
-    form("squares, a function", (X, VALUES), F.mse_loss, squares),
+    same("squares", nn.MSELoss()),
+    same("squares, a function", F.mse_loss, like="squares"),
     form("huber", (X, VALUES), nn.SmoothL1Loss(), lambda net, x, y: F.smooth_l1_loss(net(x), y)),
     form(
-        "flags with heavier positives",
-        (X, FLAGS),
+        "binary targets with heavier positives",
+        (X, BINARY),
         nn.BCEWithLogitsLoss(pos_weight=HEAVY),
         lambda net, x, y: F.binary_cross_entropy_with_logits(net(x), y, pos_weight=HEAVY),
     ),
     form(
-        "flags with example weights",
-        (X, FLAGS, EXAMPLE_WEIGHTS),
+        "binary targets with example weights",
+        (X, BINARY, EXAMPLE_WEIGHTS),
         nn.BCEWithLogitsLoss(pos_weight=HEAVY),
         lambda net, x, y, w: mean(
             F.binary_cross_entropy_with_logits(net(x), y, pos_weight=HEAVY, reduction="none").mean(1), w
         ),
     ),
     # Objectives.
-    form("objective", NAMED, mean_objective, lambda net, batch: entropy(net, **batch)),
-    form(
-        "objective with values",
-        NAMED,
-        measuring_objective,
-        lambda net, batch: entropy(net, **batch),
-        measured=hits_by_hand,
-    ),
-    form(
-        "objective with values in any order",
-        NAMED,
-        turning_objective,
-        lambda net, batch: entropy(net, **batch),
-        measured=hits_by_hand,
-    ),
-    form(
-        "objective of (sum, weight)",
-        NAMED_GAPPED,
-        pair_objective,
-        lambda net, batch: F.cross_entropy(net(batch["x"]), batch["y"], ignore_index=IGNORED),
-    ),
-    form(
-        "objective of (sum, weight), a shard's weight 0 and its sum not",
-        NAMED_GAPPED,
-        spreading_pair_objective,
-        lambda net, batch: (
-            (entropies(net, batch["x"], batch["y"]) * ((batch["y"] != IGNORED).double() + 0.1)).sum()
-            / (batch["y"] != IGNORED).sum()
-        ),
-    ),
+    same("objective", mean_objective),
+    same("objective with values", measuring_objective),
+    same("objective with values in any order", turning_objective, like="objective with values"),
+    same("objective of (sum, weight)", pair_objective),
+    same("objective of (sum, weight), a shard's weight 0 and its sum not", spreading_pair_objective),
     form(
         "objective of (sum, weight) with values",
-        NAMED_GAPPED,
+        {"x": X, "y": GAPPED},
         measuring_pair_objective,
         lambda net, batch: F.cross_entropy(net(batch["x"]), batch["y"], ignore_index=IGNORED),
         measured=lambda net, batch: {"size": batch["x"].abs().mean()},
     ),
-    form("objective of examples", NAMED, objective_of_examples, lambda net, batch: entropy(net, **batch)),
-    form("objective of a Sum", NAMED_GAPPED, sum_objective, lambda net, batch: pair_by_hand(net, **batch)),
-    form("objective of a Sum without a count", NAMED, whole_sum, lambda net, batch: entropies(net, **batch).sum()),
+    same("objective of examples", objective_of_examples, like="objective"),
+    same("objective of a Sum", sum_objective, like="objective of (sum, weight)"),
+    same("objective of a Sum without a count", whole_sum),
     # Functions that are sums.
-    form("a function that is a sum", (X, VALUES), squared_sum, lambda net, x, y: squared_sum(net(x), y)),
-    form("a module that is a sum", (X, VALUES), SquaredSum(), lambda net, x, y: squared_sum(net(x), y)),
-    form("a function that gives a Sum", (X, GAPPED), summed_pair, lambda net, x, y: pair_by_hand(net, x, y)),
+    same("a function that is a sum", squared_sum, like="sum of squares"),
+    same("a module that is a sum", SquaredSum(), like="sum of squares"),
+    same("a function that gives a Sum", summed_pair),
     # The model's own loss.
-    form(
-        "an output with a loss",
-        {"x": X, "labels": LABELS},
+    same("an output with a loss", None, Complete, ["accuracy"], like="an output with a loss and logits"),
+    same("a dict with a loss", None, lambda: Complete(dict), like="an output with a loss"),
+    same(
+        "a dict with a loss alone",
         None,
-        lambda net, batch: F.cross_entropy(net.inner(batch["x"]), batch["labels"]),
-        Complete,
-        ["accuracy"],
-        lambda net, batch: {"accuracy": (net.inner(batch["x"]).argmax(1) == batch["labels"]).double().mean()},
-    ),
-    form(
-        "a dict with a loss",
-        {"x": X, "labels": LABELS},
-        None,
-        lambda net, batch: F.cross_entropy(net.inner(batch["x"]), batch["labels"]),
-        lambda: Complete(dict),
+        lambda: Complete(lambda loss, logits: {"loss": loss}),
+        like="an output with a loss",
     ),
     # Inputs.
-    form(
-        "inputs by name",
-        ({"left": X[:, :2], "right": X[:, 2:]}, LABELS),
-        nn.CrossEntropyLoss(),
-        lambda net, x, y: F.cross_entropy(net(x["left"], x["right"]), y),
-        Cat,
-    ),
-    form(
-        "inputs by position",
-        ((X[:, :2], X[:, 2:]), LABELS),
-        nn.CrossEntropyLoss(),
-        lambda net, x, y: F.cross_entropy(net(*x), y),
-        Cat,
-    ),
+    same("inputs by name", nn.CrossEntropyLoss(), Cat),
+    same("inputs by position", nn.CrossEntropyLoss(), Cat),
     # Metrics.
-    form(
-        "metrics of classes", XY, nn.CrossEntropyLoss(), entropy, metrics=METRICS_OF_CLASSES, measured=classes_by_hand
-    ),
-    form("metrics of values", (X, VALUES), nn.MSELoss(), squares, metrics=METRICS_OF_VALUES, measured=values_by_hand),
-    form(
-        "metrics without ignored targets",
-        (X, GAPPED),
-        cross_entropy(),
-        lambda net, x, y: F.cross_entropy(net(x), y, ignore_index=IGNORED),
-        metrics=["accuracy", "top5"],
-        measured=counted_by_hand,
-    ),
+    same("metrics of classes", nn.CrossEntropyLoss(), metrics=METRICS_OF_CLASSES),
+    same("metrics of values", nn.MSELoss(), metrics=METRICS_OF_VALUES),
+    same("metrics without ignored targets", cross_entropy(), metrics=["accuracy", "top5"]),
     form(
         "metrics without padding",
         (TOKENS, TAGS),
@@ -706,60 +548,31 @@ forms = [
         lambda net, x, y: F.cross_entropy(net(x), y),
         Tagger,
         ["accuracy", "top5"],
-        partial(counted_by_hand, ignored=PADDING),
+        measure_without_padding,
     ),
-    form(
-        "metrics of odds",
-        (X, ODDS),
-        nn.CrossEntropyLoss(),
-        entropy,
-        metrics=["accuracy", "top5"],
-        measured=lambda net, x, y: counted_by_hand(net, x, y.argmax(1), PADDING),
-    ),
-    form(
-        "accuracy of flags",
-        (X, FLAGS[:, :1]),
-        nn.BCEWithLogitsLoss(),
-        lambda net, x, y: F.binary_cross_entropy_with_logits(net(x), y),
-        narrow,
-        ["accuracy"],
-        lambda net, x, y: {"accuracy": ((net(x) > 0) == (y > 0.5)).double().mean()},
-    ),
-    form(
-        "accuracy of many flags",
-        (X, FLAGS),
-        nn.BCEWithLogitsLoss(),
-        lambda net, x, y: F.binary_cross_entropy_with_logits(net(x), y),
-        metrics=["accuracy"],
-        measured=lambda net, x, y: {"accuracy": ((net(x) > 0) == (y > 0.5)).double().mean()},
-    ),
-    form(
-        "accuracy of odds for many flags",
-        (X, FLAGS),
+    same("metrics of probabilities", nn.CrossEntropyLoss(), metrics=["accuracy", "top5"]),
+    same("accuracy of binary targets", nn.BCEWithLogitsLoss(), narrow, ["accuracy"]),
+    same("accuracy of many binary targets", nn.BCEWithLogitsLoss(), metrics=["accuracy"]),
+    same(
+        "accuracy of probabilities for many binary targets",
         F.binary_cross_entropy,
-        lambda net, x, y: F.binary_cross_entropy(net(x), y),
         lambda: nn.Sequential(mlp(), nn.Sigmoid()),
         ["accuracy"],
-        lambda net, x, y: {"accuracy": ((net(x) > 0.5) == (y > 0.5)).double().mean()},
+        like="accuracy of many binary targets",
     ),
-    form(
-        "accuracy of a column and plain flags",
-        (X, FLAGS[:, 0]),
+    same(
+        "accuracy of a column and a vector of binary targets",
         lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y),
-        lambda net, x, y: F.binary_cross_entropy_with_logits(net(x)[:, 0], y),
         narrow,
         ["accuracy"],
-        lambda net, x, y: {"accuracy": ((net(x)[:, 0] > 0) == (y > 0.5)).double().mean()},
     ),
     *(
-        form(
-            f"accuracy of odds for flags, {name}",
-            (X, FLAGS[:, :1]),
+        same(
+            f"accuracy of probabilities for binary targets, {name}",
             loss,
-            lambda net, x, y: F.binary_cross_entropy(net(x), y),
             lambda: nn.Sequential(narrow(), nn.Sigmoid()),
             ["accuracy"],
-            lambda net, x, y: {"accuracy": ((net(x) > 0.5) == (y > 0.5)).double().mean()},
+            like="accuracy of binary targets",
         )
         for name, loss in (
             ("a module", nn.BCELoss()),
@@ -771,7 +584,7 @@ forms = [
         "a metric in a list",
         (X[:16], LABELS[:16]),  # two examples in a shard: a list of two is no (sum, weight)
         nn.CrossEntropyLoss(),
-        entropy,
+        lambda net, x, y: F.cross_entropy(net(x), y),
         metrics={"listed": lambda out, y: hit(out, y).tolist()},
         measured=lambda net, x, y: {"listed": hit(net(x), y).double().mean()},
     ),

@@ -202,7 +202,7 @@ def test_replicas_on_other_devices_have_the_script_s_values():
     def leaves():
         pieces = {0: {0: (X[:10], Y[:10])}, 1: {1: (X[:10], Y[:10])}}
         task = Work(pieces, 20, 2, tf.config.threading.get_intra_op_parallelism_threads() or 1, 0, 0)
-        into = {shard: backend.node(backend.layout("step"), None) for shard in (0, 1)}
+        into = {shard: backend.node(backend.layout(), None) for shard in (0, 1)}
         with settings.computing(task, exact=False):
             return [node["float32"].tobytes() for _, node in sorted(backend.leaves(task, into))]
 

@@ -223,7 +223,7 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(loss=lockstep.objective(lambda net, batch: 3)),
             (X, Y),
             ModelError,
-            "An objective returns the shard's mean loss as a tensor, one loss per example, "
+            "An objective returns the shard's mean loss as an array, one loss per example, "
             "lockstep.Sum(total, count), or (one of these, {name: value}). Got int for a shard of 4.",
         ),
         (
@@ -251,7 +251,7 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(loss=lockstep.objective(lambda net, batch: net(batch[0]).mean()), metrics=["accuracy"]),
             (X, Y),
             ModelError,
-            "Metrics compare outputs and targets, and this loss tells neither. "
+            "Metrics compare outputs and targets, and this loss has neither. "
             "Let an objective return its own: return loss, {'name': value}.",
         ),
         (
@@ -291,8 +291,7 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             wrapped,
             (X, WRONG),
             BatchError,
-            "Labels run from 0 to 2, for the model gives 3 outputs. Got labels from 1 to 7. "
-            "Mend the labels, or the last layer.",
+            "Labels run from 0 to 2. Got 7. Fix the labels, or give the model's last layer more outputs.",
         ),
         (
             wrapped,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 put: Any = jax.device_put
@@ -89,3 +90,120 @@ def _device(name: str) -> Any:
     found = jax.local_devices(backend=kind)
     # A name beyond the last is only given to CPUs, of which JAX has one unless told.
     return found[int(index) % len(found)]
+
+
+def is_array(value: Any) -> bool:
+    """Traced ones too."""
+    return isinstance(value, jax.Array)
+
+
+def as_array(value: Any) -> Any:
+    """As JAX makes an array."""
+    return jnp.asarray(value)
+
+
+def to_host(array: Any) -> Any:
+    """None of a traced array."""
+    return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
+
+
+def shape(array: Any) -> tuple[int, ...]:
+    """Of a traced array too."""
+    return tuple(array.shape)
+
+
+def reshape(array: Any, shape: tuple[int, ...]) -> Any:
+    """XLA's."""
+    return array.reshape(shape)
+
+
+def double(array: Any) -> Any:
+    """Floats as they are: without 64 bits there is nothing wider. The host goes on in float64."""
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(wide())
+
+
+def cast_like(value: Any, array: Any) -> Any:
+    """In the type of the other."""
+    return jnp.asarray(value, array.dtype)
+
+
+def average(array: Any) -> Any:
+    """XLA's mean."""
+    return jnp.mean(array)
+
+
+def average_rows(array: Any, examples: int) -> Any:
+    """XLA's mean of every row."""
+    return array.reshape(examples, -1).mean(1)
+
+
+def total(array: Any) -> Any:
+    """XLA's sum."""
+    return jnp.sum(array)
+
+
+def scale(array: Any, factor: Any) -> Any:
+    """The factor is rounded first."""
+    return array * jnp.asarray(factor, array.dtype)
+
+
+def divide(array: Any, by: Any) -> Any:
+    """By 1 instead of 0."""
+    by = jnp.asarray(by)
+    return array / jnp.where(by != 0, by, 1).astype(jnp.result_type(array))
+
+
+def as_weight(value: Any) -> Any:
+    """In its own type."""
+    return jnp.asarray(value)
+
+
+def as_column(weights: Any, values: Any) -> Any:
+    """In their own type."""
+    return weights.reshape(-1, *[1] * (values.ndim - 1))
+
+
+def where(condition: Any, array: Any, other: Any) -> Any:
+    """XLA's choice."""
+    return jnp.where(condition, array, other)
+
+
+def any_nonzero(array: Any) -> Any:
+    """NaN is not 0."""
+    return jnp.any(array != 0)
+
+
+def is_finite_nonzero(value: Any) -> Any:
+    """Of one number."""
+    return jnp.isfinite(value) & (value != 0)
+
+
+def is_short(array: Any) -> bool:
+    """Smaller floats are added in float32."""
+    return bool(array.dtype not in (jnp.float32, jnp.float64))
+
+
+def argmax(array: Any, axis: int) -> Any:
+    """XLA's argmax."""
+    return array.argmax(axis)
+
+
+def has_in_top(array: Any, labels: Any, num: int, axis: int) -> Any:
+    """XLA's top_k, which knows the last axis alone."""
+    best = jax.lax.top_k(jnp.moveaxis(array, axis, -1), num)[1]
+    return (best == labels[..., None]).any(-1)
+
+
+def equal(left: Any, right: Any) -> Any:
+    """In the wider type."""
+    return left == right
+
+
+def count_true(array: Any) -> Any:
+    """In an integer type."""
+    return array.sum()
+
+
+def wide() -> Any:
+    """The widest float that this script lets JAX compute in."""
+    return jax.dtypes.canonicalize_dtype(float)

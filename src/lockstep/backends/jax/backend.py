@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.jax import batches, devices, host_math, losses, metrics, rng, sums
+from lockstep.backends.jax import array_ops, batches, devices, host_math, losses, rng, sums
 from lockstep.backends.jax.batches import on_host
 from lockstep.backends.jax.lazy_sums import Host, Lazy, Sum, Total, Vector, plain
 from lockstep.backends.jax.replicas import Replicas
@@ -24,8 +24,10 @@ from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, loss, resolve
+from lockstep.core.named_metrics import NamedMetrics
 from lockstep.core.outputs import ShardOutputs
 from lockstep.core.reduction import Criterion
+from lockstep.core.shard_sums import find_room
 from lockstep.errors import LockstepError, ModelError
 
 
@@ -39,7 +41,7 @@ class JaxBackend:
         if options.precision == "fp16":
             raise ModelError("JAX computes in bfloat16 without a loss scale. Got precision='fp16'. Use 'bf16'.")
         self._recipe = recipe
-        self._metrics = resolve(recipe.metrics, metrics.named(recipe.loss))
+        self._metrics = resolve(recipe.metrics, NamedMetrics(array_ops, losses.find_traits(recipe.loss)).functions())
         self._replicas = Replicas(recipe)
         shards = Shards(self._replicas.model, recipe.loss, self._metrics, options.precision, recipe.keeps_outputs)
         self.outputs = ShardOutputs(recipe.keeps_outputs, batches.to_numpy, batches.on_cpu)
@@ -161,7 +163,7 @@ class JaxBackend:
     @property
     def criterion(self) -> Criterion | None:
         """A function that does not say how the examples count; it is called as it is, without compiling."""
-        found = losses.criterion_of(self._recipe.loss)
+        found = losses.find_unknown(self._recipe.loss)
         return None if found is None else partial(self._judged, found)
 
     def _judged(self, criterion: Any, outputs: Any, targets: Any) -> float | None:
@@ -269,7 +271,7 @@ class JaxBackend:
 
     @property
     def _fields(self) -> Fields:
-        return self._replicas.fields(metrics.room(self._metrics, self._recipe.loss))
+        return self._replicas.fields(find_room(self._metrics, self._recipe.loss))
 
     def _start(self, inputs: Callable[[Any], Any]) -> None:
         """Makes a linen module's variables from the first shard of the first batch, where there are none yet."""
@@ -282,4 +284,4 @@ class JaxBackend:
             self._replicas.start(inputs(piece), rng.initial(work.seed))
 
     def _inputs(self, piece: Any) -> Any:
-        return losses.inputs(self._recipe.loss, piece)
+        return losses.find_inputs(self._recipe.loss, piece)

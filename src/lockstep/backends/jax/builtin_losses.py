@@ -1,4 +1,4 @@
-"""Criteria: the losses that go by a name, for what optax's functions cannot say.
+"""The losses that go by a name, for what optax's functions cannot say.
 
 optax gives one value per example and leaves the mean to the caller. What a mean
 divides by (targets that count, class weights) stands here.
@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from lockstep.backends.jax import vector_fields
+from lockstep.backends.jax.array_ops import wide
 from lockstep.errors import ModelError
 
 REDUCTIONS = ("mean", "sum")
@@ -18,10 +18,10 @@ REDUCTIONS = ("mean", "sum")
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Softmax cross-entropy of logits (..., classes) with labels (...), or with odds for every class.
+    """Softmax cross-entropy of logits (..., classes) with labels (...), or with a probability for every class.
 
     The mean divides by the labels that are not `ignore_index`, each with its
-    class's weight. Of odds it divides by the examples, as torch's does: a class's
+    class's weight. With probabilities it divides by the examples, as torch's does: a class's
     weight multiplies its part of the loss.
     """
 
@@ -41,7 +41,7 @@ class CrossEntropy:
                 "Give one for each of the model's outputs."
             )
         if jnp.issubdtype(targets.dtype, jnp.floating):
-            return self._of_odds(outputs, targets)
+            return self._compute_from_probabilities(outputs, targets)
         if outputs.shape[:-1] != targets.shape:
             raise ModelError(
                 "Cross-entropy compares logits of shape (..., classes) with labels of shape (...). Got "
@@ -49,31 +49,34 @@ class CrossEntropy:
             )
         counted = self._counted(targets)
         losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.where(counted, targets, 0))
-        factors = self.weights_of(targets, losses)
+        factors = self.weights_of(targets)
         return losses if factors is None else jnp.where(counted, losses * factors.astype(losses.dtype), 0)
 
-    def weights_of(self, targets: Any, values: Any) -> Any:
+    def weights_of(self, targets: Any) -> Any:
         """What every label counts in the mean; None where all count alike."""
         if jnp.issubdtype(targets.dtype, jnp.floating) or (self.ignore_index is None and self.weights is None):
             return None
         counted = self._counted(targets)
         if self.weights is None:
-            return counted.astype(vector_fields.wide())
-        return jnp.where(counted, jnp.asarray(self.weights, vector_fields.wide())[jnp.where(counted, targets, 0)], 0)
+            return counted.astype(wide())
+        return jnp.where(counted, jnp.asarray(self.weights, wide())[jnp.where(counted, targets, 0)], 0)
 
-    def _of_odds(self, outputs: Any, odds: Any) -> Any:
+    def _compute_from_probabilities(self, outputs: Any, probabilities: Any) -> Any:
         if self.ignore_index is not None:
             raise ModelError(
-                f"A label may be ignored, odds may not. Got ignore_index={self.ignore_index} and targets of "
-                f"{odds.dtype}. Leave it out, or give labels, which are whole numbers."
+                f"ignore_index only works with integer labels, not with class probabilities. Got "
+                f"ignore_index={self.ignore_index} and targets of {probabilities.dtype}. Leave ignore_index out, or "
+                "give integer labels."
             )
-        if outputs.shape != odds.shape:
+        if outputs.shape != probabilities.shape:
             raise ModelError(
-                "Cross-entropy compares logits with odds of the same shape. Got "
-                f"{tuple(outputs.shape)} and {tuple(odds.shape)} of {odds.dtype}. Reshape one of them, or give labels, "
-                "which are whole numbers."
+                "Cross-entropy compares logits with class probabilities of the same shape. Got "
+                f"{tuple(outputs.shape)} and {tuple(probabilities.shape)} of {probabilities.dtype}. Reshape one of "
+                "them, or give integer labels."
             )
-        parts = odds if self.weights is None else odds * jnp.asarray(self.weights, odds.dtype)
+        parts = probabilities
+        if self.weights is not None:
+            parts = parts * jnp.asarray(self.weights, parts.dtype)
         return optax.softmax_cross_entropy(outputs, parts)
 
     def _counted(self, targets: Any) -> Any:
@@ -99,7 +102,7 @@ class SquaredError:
             )
         return jnp.square(outputs - targets).reshape(len(outputs), -1).mean(1)
 
-    def weights_of(self, targets: Any, values: Any) -> None:
+    def weights_of(self, targets: Any) -> None:
         """All count alike."""
 
 

@@ -19,6 +19,7 @@ from flax.training.train_state import TrainState
 from lockstep.backends.jax import batches, linen_sow, named_pytrees, rng, train_mode
 from lockstep.backends.jax.compile_cache import Program
 from lockstep.backends.jax.train_mode import ModuleModes
+from lockstep.core.batch_entries import spread_inputs
 from lockstep.errors import ModelError
 
 PARAMS = "params"
@@ -124,11 +125,11 @@ class Applied:
         form, arrays = batches.split(inputs)
 
         def made(key: Any, arrays: Any) -> Any:
-            arguments, more = spread(form.filled(arrays))
+            arguments, more = spread_inputs(form.filled(arrays))
             return module.init(rng.Streams(key), *arguments, **more, **named)
 
         def again(variables: Any, key: Any, arrays: Any) -> Any:
-            arguments, more = spread(form.filled(arrays))
+            arguments, more = spread_inputs(form.filled(arrays))
             given = {**named, **more, "rngs": rng.Streams(key), "mutable": sorted(variables.keys() - {PARAMS})}
             return module.apply(variables, *arguments, **given)[1]
 
@@ -246,13 +247,6 @@ class Handle:
             )
         current: tuple[Any, Any] = named_pytrees.copied((self.applied.params, self.applied.rest))
         return current
-
-
-def spread(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a model is called: a tuple of inputs is spread, a dict goes in by name."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs) if isinstance(inputs, tuple) else (inputs,)), {}
 
 
 def _array(value: Any) -> Any:

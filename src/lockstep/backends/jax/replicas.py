@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from lockstep.backends.base import Array, Recipe, State
-from lockstep.backends.jax import devices, models, named_pytrees, optimizers, vector_fields
+from lockstep.backends.jax import array_ops, devices, models, named_pytrees, optimizers
 from lockstep.backends.jax.compiled import Executables
 from lockstep.backends.jax.functional_model import Handle
 from lockstep.backends.jax.lazy_sums import Total
@@ -199,7 +199,7 @@ class Replicas:
 
     def scalar(self, value: float) -> Any:
         """A number as an argument of an executable."""
-        return np.asarray(value, vector_fields.wide())
+        return np.asarray(value, array_ops.wide())
 
     # -- the state, by name
 

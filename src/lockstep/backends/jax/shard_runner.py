@@ -18,6 +18,7 @@ from lockstep.backends.jax.replicas import Replicas
 from lockstep.backends.jax.shards import Found, Shards
 from lockstep.backends.jax.sums import Reader
 from lockstep.backends.jax.vector_fields import Fields
+from lockstep.core.batches import leaves
 from lockstep.core.metrics import Sums
 from lockstep.core.outputs import ShardOutputs
 from lockstep.core.target_kind import check_labels
@@ -123,4 +124,5 @@ def _check_labels(found: Found, place: Place) -> None:
     """Refuses labels outside the classes, while the device computes: what it gives is not taken over then."""
     if found.labels is not None:
         _, labels, *weights = place.form.filled(place.arrays)
-        check_labels(labels, *found.labels, *weights)
+        for each in leaves(labels):
+            check_labels(each, *found.labels, *weights)

@@ -4,10 +4,8 @@ Every shard runs alone and at its own shape. What is compiled here knows of one
 shard on one device, and of nothing else.
 """
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -15,14 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.backends.jax import losses, metrics, rng, vector_fields
+from lockstep.backends.jax import array_ops, losses, rng, vector_fields
 from lockstep.backends.jax.batches import Form
-from lockstep.backends.jax.functional_model import spread
-from lockstep.backends.jax.losses import Share, Term
 from lockstep.backends.jax.models import Bound, Model
 from lockstep.backends.jax.vector_fields import Fields
+from lockstep.core.batch_entries import spread_inputs
 from lockstep.core.metrics import Column, Metric
 from lockstep.core.objective import Objective
+from lockstep.core.shard_sums import measure
+from lockstep.core.target_kind import Labels
+from lockstep.core.weighing import Share, Term
 from lockstep.errors import ModelError
 
 
@@ -33,18 +33,8 @@ class Found:
     scales: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     columns: list[Column] = field(default_factory=list)
     changed: tuple[bool, ...] = ()
-    labels: tuple[int, int | None] | None = None  # of targets that are labels: the classes, and the label left out
+    labels: Labels | None = None  # what the targets may be, if they are labels
     divided: bool = False  # whether the gradient may be divided by a weight after the tree
-
-    @cached_property
-    def names(self) -> list[str]:
-        """The metrics' names."""
-        return [column.name for column in self.columns]
-
-    @cached_property
-    def tail(self) -> NDArray[np.float64]:
-        """What a shard's sums end with: 1 for each variable it changes, its metrics' checksum, and 1 for itself."""
-        return np.array([*self.changed, zlib.crc32("\n".join(self.names).encode()), 1.0])
 
 
 class Shards:
@@ -55,7 +45,7 @@ class Shards:
     ) -> None:
         self._model = model
         self._keeps_outputs = keeps_outputs
-        self._term = losses.of(loss)
+        self._term = losses.choose_term(loss)
         self._metrics = chosen
         self._short = jnp.bfloat16 if precision == "bf16" else None
         self._calls = loss is None or isinstance(loss, Objective)  # whether the loss gets the whole batch
@@ -99,13 +89,14 @@ class Shards:
             model = self._model.bind(self._cast(params), rest, rng.made(key), training=True)
             term = self._term_of(model, batch, share)
             _check(term.root)
-            return self._wide(term.root), (self._measure(term, share, found), term.there, term.share, model.others())
+            sums = self._measure(term, share, found)
+            return self._wide(term.root), (sums, term.contributes, term.gradient_factor, model.others())
 
-        (_, (sums, there, part, others)), gradients = jax.value_and_grad(root, has_aux=True)(params)
-        if part is not None:
-            gradients = jax.tree.map(lambda value: _times(value, part), gradients)
-        if there is not True:  # a shard without weight gives exact zeros, also where the loss says NaN
-            gradients = jax.tree.map(lambda value: jnp.where(there, value, 0), gradients)
+        (_, (sums, contributes, factor, others)), gradients = jax.value_and_grad(root, has_aux=True)(params)
+        if factor is not None:
+            gradients = jax.tree.map(lambda value: _times(value, factor), gradients)
+        if contributes is not True:  # a shard without weight gives exact zeros, also where the loss says NaN
+            gradients = jax.tree.map(lambda value: jnp.where(contributes, value, 0), gradients)
         found.changed = vector_fields.changed(rest, others)
         return gradients, others, sums
 
@@ -124,7 +115,7 @@ class Shards:
 
         def run(params: Any, rest: Any, arrays: Any, key: Any) -> Any:
             model = self._model.bind(self._cast(params), rest, rng.made(key), training=False)
-            inputs, named = spread(form.filled(arrays))
+            inputs, named = spread_inputs(form.filled(arrays))
             return self._called(model)(*inputs, **named)
 
         return run
@@ -142,25 +133,11 @@ class Shards:
     def _measure(self, term: Term, share: Share, found: Found) -> Any:
         """[loss, weight, divided, metric sums ...] of one shard, before the host's scales; outputs and targets."""
         found.labels = term.labels
-        values: list[tuple[Any, float]] = [(term.loss, term.scale), (term.weight, 1.0), (term.divided, 1.0)]
-        columns: list[Column] = []
-        for metric in self._metrics:
-            if term.outputs is None or term.targets is None:
-                raise ModelError(
-                    "Metrics compare outputs and targets, and this loss tells neither. "
-                    "Let an objective return its own: return loss, {'name': value}."
-                )
-            sums, column = metrics.measure(metric, term.outputs, term.targets, share.examples)
-            values += sums
-            columns.append(column)
-        for name, value in sorted(term.values.items()):
-            values += metrics.pair(name, value, share.examples)
-            columns.append(Column(name, 2))
+        parts, columns = measure(array_ops, self._metrics, term, share.examples)
+        values = [(each, times) for value, times in parts for each in _scalars(value)]
         found.divided = not (isinstance(term.divided, float) and term.divided == 0.0)  # a traced one may be anything
         found.columns, found.scales = columns, np.array([scale for _, scale in values], np.float64)
-        vector = jnp.stack(
-            [jnp.asarray(jax.lax.stop_gradient(value)).astype(vector_fields.wide()) for value, _ in values]
-        )
+        vector = jnp.stack([jax.lax.stop_gradient(value).astype(array_ops.wide()) for value, _ in values])
         return vector, (term.outputs, term.targets) if self._keeps_outputs else None
 
     def _cast(self, tree: Any) -> Any:
@@ -174,10 +151,15 @@ class Shards:
         return value.astype(jnp.float32) if self._short is not None and _is_float(value) else value
 
 
-def _times(gradient: Any, share: Any) -> Any:
-    """A gradient in its share, in the type in which it will be added."""
+def _times(gradient: Any, factor: Any) -> Any:
+    """A gradient times what its loss could not be multiplied by, in the type in which it will be added."""
     dtype = vector_fields.accumulated(gradient.dtype)
-    return gradient.astype(dtype) * jnp.asarray(share, dtype)
+    return gradient.astype(dtype) * jnp.asarray(factor, dtype)
+
+
+def _scalars(value: Any) -> list[Any]:
+    array = jnp.asarray(value)
+    return list(jnp.ravel(array)) if array.ndim else [array]
 
 
 def _is_float(value: Any) -> bool:

@@ -14,9 +14,10 @@ from lockstep.backends.base import Work
 from lockstep.backends.jax.batches import Place
 from lockstep.backends.jax.shards import Found
 from lockstep.backends.jax.vector_fields import Fields
-from lockstep.core.metrics import FIRST_METRIC, LOSS, Column, Sums
+from lockstep.core.metrics import Column, Sums
 from lockstep.core.outputs import ShardOutputs
-from lockstep.errors import ModelError, NonFiniteError
+from lockstep.core.shard_sums import ShardNames, check_loss, pad
+from lockstep.errors import ModelError
 
 
 class Reader:
@@ -24,12 +25,16 @@ class Reader:
 
     def __init__(self, outputs: ShardOutputs | None = None) -> None:
         self._outputs = outputs
-        self.columns: Sequence[Column] = []
-        self._found: Found | None = None  # of the last shard of this command
+        self._names = ShardNames()
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """The metrics of the last shard read."""
+        return self._names.columns
 
     def begin(self) -> None:
         """A new command, which may name other metrics."""
-        self._found = None
+        self._names.begin()
 
     def read(self, work: Work, place: Place, values: Any, found: Found) -> NDArray[np.float64]:
         """The sums of a shard in float64; waits for them, and keeps its outputs where these are wanted."""
@@ -37,32 +42,18 @@ class Reader:
         if pair is not None and self._outputs is not None:
             outputs, targets = pair
             self._outputs.keep(work, place.shard, outputs, targets, place.examples)
-        if self._found is not None and self._found.names != found.names:
-            raise _other_names(found)
-        self.columns, self._found = found.columns, found
+        self._names.add(found.columns)
         return np.asarray(sums, np.float64) * found.scales
 
     def step(self, work: Work, fields: Fields, place: Place, sums: Any, found: Found) -> Sums:
         """The sums of a shard as a layout has them, with what `check` reads at the end; a loss must be finite."""
         values = self.read(work, place, sums, found)
-        if not np.isfinite(values[LOSS]):
-            raise NonFiniteError.at(work.step, place.shard, float(values[LOSS]))
-        size = fields.layout.fields[-1].size
-        room = size - len(fields.names) - 2
-        if len(values) > room:
-            raise ModelError(
-                f"The metrics of a step give at most {room - FIRST_METRIC} sums. Got "
-                f"{len(values) - FIRST_METRIC}. Give fewer, or more than one lockstep.Metric."
-            )
-        result = np.zeros(size)
-        result[: len(values)] = values
-        result[room:] = found.tail
-        return result
+        check_loss(values, work.step, place.shard)
+        return pad(values, fields.layout.fields[-1].size, [*found.changed, *self._names.checks()])
 
     def check(self, sums: Sums, fields: Fields) -> None:
         """Raises where shards, also of other processes, differ in their metrics or in what they have changed."""
-        if self._found is not None and sums[-2] != self._found.tail[-2] * sums[-1]:
-            raise _other_names(self._found)
+        self._names.check(sums)
         counts = _counts(sums, fields)
         some = (counts != 0) & (counts != sums[-1])
         if some.any():
@@ -81,10 +72,3 @@ def changed(sums: Sums, fields: Fields) -> tuple[bool, ...]:
 
 def _counts(sums: Sums, fields: Fields) -> Sums:
     return sums[-2 - len(fields.names) : -2]
-
-
-def _other_names(found: Found) -> ModelError:
-    return ModelError(
-        "An objective gives the same metrics for every shard. "
-        f"Got {found.names} in one and others in another. Return every name every time."
-    )

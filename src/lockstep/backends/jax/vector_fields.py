@@ -18,11 +18,6 @@ from lockstep.errors import ModelError
 barrier: Any = jax.lax.optimization_barrier
 
 
-def wide() -> Any:
-    """The widest float that this script lets JAX compute in."""
-    return jax.dtypes.canonicalize_dtype(float)
-
-
 def accumulated(dtype: Any) -> str:
     """The type in which leaves of this type are added: float64 stays, smaller floats are added in float32."""
     if jnp.issubdtype(dtype, jnp.floating):

@@ -20,9 +20,10 @@ from lockstep.backends.keras.unsupported import (
     check_same_parts,
     check_targets,
 )
-from lockstep.backends.loss_denominator import Counted
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe, select
 from lockstep.core.objective import Objective
+from lockstep.core.target_kind import Labels, check_labels
+from lockstep.core.weighing import Counted
 from lockstep.errors import BatchError
 
 PROBE = 2  # examples from which Keras builds losses and metrics
@@ -46,6 +47,7 @@ class Outcome(NamedTuple):
     value: Any  # the loss, with regularization and the losses that layers added, which are means over the examples
     extra: Any  # these
     counted: Counted | None  # by what the loss has divided, where that is not the number of its values
+    labels: Labels | None  # what the targets may be, if they are labels
     kept: Sequence[Any]  # the running statistics afterwards
     sums: Sequence[Any]  # of the metrics
 
@@ -190,13 +192,17 @@ class Compiled:
             check_targets(self.model, y)
             if training:  # some layers add losses only then
                 check_loss(self.model)
+            labels = losses.find_labels(self.model, outputs)
+            if labels is not None and keras.config.backend() == "torch":  # the only one that does not trace
+                for each in keras.tree.flatten(y):
+                    check_labels(ops.convert_to_numpy(each), *labels)
             value = self.model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=training)
             extra = sum((ops.sum(each) for each in self.model.losses), start=0.0)
             self.model._clear_losses()
             self.measures.update(y, outputs, weights)
             counted = losses.counted(self.model, y, outputs, weights)
         sums = [scope.get_current_value(variable) for variable in self.measures.variables]
-        return Outcome(value, extra, counted, self.after(scope), sums)
+        return Outcome(value, extra, counted, labels, self.after(scope), sums)
 
     @property
     def criterion(self) -> Callable[[Any, Any], Any] | None:

@@ -11,7 +11,10 @@ import keras
 from keras import ops
 from keras.src.backend import get_keras_mask  # JAX's arrays carry no attributes, so theirs lie in a table
 
-from lockstep.backends.loss_denominator import Counted, is_of_keras
+from lockstep.backends.keras_losses import is_of_keras
+from lockstep.core.objective import Sum
+from lockstep.core.target_kind import Labels
+from lockstep.core.weighing import Counted, Share, Term, Weighing
 from lockstep.errors import ModelError
 
 SUM = "sum"
@@ -52,6 +55,33 @@ def summed(model: Any, assumed: bool) -> bool:
             "The losses of a model are all sums or all means. Got both. Use reduction='sum_over_batch_size' everywhere."
         )
     return True in kinds
+
+
+def weigh(
+    weighing: Weighing, model: Any, value: Any, extra: Any, counted: Counted | None, share: Share, **rest: Any
+) -> Term:
+    """The term of a compiled loss; `extra` are the parts of it that are no sum over the examples."""
+    ops = weighing.ops
+    if summed(model, share.summed):
+        extra = ops.cast_like(extra, value)
+        value = value if share.alone else value - extra + ops.scale(extra, share.fraction)  # these count once
+        return weighing.sum(Sum(value), share, **rest)
+    if counted is None:
+        return weighing.mean(value, share, **rest)
+    return weighing.own_mean(value, counted, share, **rest)
+
+
+def find_labels(model: Any, outputs: Any) -> Labels | None:
+    """What the targets may be, if the model's one loss is a cross-entropy of labels: Keras ignores one outside."""
+    losses, arrays = flat(model), keras.tree.flatten(outputs)
+    if type(model).compute_loss is not keras.Model.compute_loss or not len(losses) == len(arrays) == 1:
+        return None
+    (loss,), (output,) = losses, arrays
+    names = type(loss).__name__, getattr(getattr(loss, "fn", loss), "__name__", "")
+    if not {"SparseCategoricalCrossentropy", "sparse_categorical_crossentropy"} & set(names):
+        return None
+    keywords = getattr(loss, "_fn_kwargs", {})
+    return Labels(output.shape[keywords.get("axis", -1)], keywords.get("ignore_class"))
 
 
 def counted(model: Any, targets: Any, outputs: Any, weights: Any) -> Counted | None:

@@ -7,14 +7,15 @@ import tensorflow as tf
 
 from lockstep.backends.base import Array, Backend, Recipe, Work
 from lockstep.backends.keras import loaders, losses
-from lockstep.backends.keras.compiled import Compiled, Outcome, Values, parts
+from lockstep.backends.keras.compiled import Compiled, Values, parts
 from lockstep.backends.keras.unsupported import RESTORED, check_built
-from lockstep.backends.tensorflow import TensorflowBackend, unsupported
-from lockstep.backends.tensorflow import losses as weighing
-from lockstep.backends.tensorflow import metrics as measuring
-from lockstep.backends.tensorflow.program import Copy, Share, Term
+from lockstep.backends.tensorflow import TensorflowBackend, array_ops, unsupported
+from lockstep.backends.tensorflow.losses import WEIGHING
+from lockstep.backends.tensorflow.program import Copy, Outcome
 from lockstep.core.batches import inputs
 from lockstep.core.layout import Layout
+from lockstep.core.shard_sums import CUSTOM_SUMS, Summand, list_loss_parts, measure
+from lockstep.core.weighing import Share
 
 
 def open(recipe: Recipe, devices: Any) -> Backend:
@@ -60,7 +61,7 @@ class Program:
     def __init__(self, recipe: Recipe) -> None:
         self._compiled = Compiled(recipe.model, recipe.loss)
         self.optimizer = unsupported.check_optimizer(recipe.optimizer)
-        self.room = self._compiled.room + (measuring.ROOM if self._compiled.objective else 0)
+        self.room = self._compiled.room + (CUSTOM_SUMS if self._compiled.objective else 0)
         self._piece: Any = None
         if recipe.model.built and not self.optimizer.built:
             self.optimizer.build(recipe.model.trainable_variables)
@@ -112,16 +113,18 @@ class Program:
         self.start(inputs)
         self._compiled.prepare(batch)
 
-    def term(self, own: Copy, batch: Any, share: Share, seeds: Any, training: bool) -> Term:
+    def compute(self, own: Copy, batch: Any, share: Share, seeds: Any, training: bool) -> Outcome:
         """The loss of one shard and its metrics."""
         values = self._values(own, seeds)
-        if self._compiled.objective is not None:
-            return self._objective(values, own, batch, share, training)
-        outcome = self._compiled.run(values, batch, training)
-        weighed = self._weighed(outcome, share._replace(summed=share.summed and parts(batch)[2] is None))
-        columns = self._compiled.measures.columns()
-        kept = _unchanged(own, values, outcome.kept)
-        return weighed.term(kept, outcome.sums, columns)
+        compiled = self._compiled
+        if compiled.objective is not None:
+            return self._compute_objective(values, own, batch, share, training)
+        found = compiled.run(values, batch, training)
+        share = share._replace(summed=share.summed and parts(batch)[2] is None)
+        loss = found.value, found.extra, found.counted
+        term = losses.weigh(WEIGHING, compiled.model, *loss, share, labels=found.labels)
+        sums = [*list_loss_parts(term), *map(Summand, found.sums)]
+        return Outcome(term, sums, compiled.measures.columns(), _unchanged(own, values, found.kept))
 
     @property
     def criterion(self) -> Callable[[Any, Any], Any] | None:
@@ -132,25 +135,15 @@ class Program:
         """The model's outputs."""
         return self._compiled.outputs(self._values(own, seeds), inputs)
 
-    def _weighed(self, outcome: Outcome, share: Share) -> weighing.Weighed:
-        if losses.summed(self._compiled.model, share.summed):
-            extra = tf.cast(outcome.extra, outcome.value.dtype)
-            part = tf.cast(share.part, outcome.value.dtype)
-            value = outcome.value if share.alone else outcome.value - extra + extra * part
-            return weighing.Weighed(value, weighing.double(value), 0.0, 0.0)
-        if outcome.counted is None:
-            return weighing.mean(outcome.value, share)
-        return weighing.own_mean(outcome.value, outcome.counted, share)
-
-    def _objective(self, values: Values, own: Copy, batch: Any, share: Share, training: bool) -> Term:
-        """What the user's own function says of the model."""
+    def _compute_objective(self, values: Values, own: Copy, batch: Any, share: Share, training: bool) -> Outcome:
+        """What the script's own function says of the model."""
         compiled = self._compiled
+        assert compiled.objective is not None
         with compiled.scope(values) as scope:
-            weighed = weighing.of(compiled.objective)(lambda x: compiled._call(x, training), batch, share)
+            term = WEIGHING.weigh_objective(compiled.objective, lambda x: compiled._call(x, training), batch, share)
             compiled.model._clear_losses()
-            sums, columns = measuring.measure((), weighed, share.examples)
-        kept = _unchanged(own, values, compiled.after(scope))
-        return weighed.term(kept, sums, columns)
+            sums, columns = measure(array_ops, (), term, share.examples)
+        return Outcome(term, sums, columns, _unchanged(own, values, compiled.after(scope)))
 
     def _values(self, own: Copy, seeds: Any) -> Values:
         generators = self._compiled.generators()

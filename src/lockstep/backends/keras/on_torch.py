@@ -24,11 +24,12 @@ from lockstep.backends.keras.optimizer_variables import OptimizerVariables
 from lockstep.backends.keras.unsupported import check_built, check_precision, check_scale
 from lockstep.backends.torch import rng
 from lockstep.backends.torch.backend import TorchBackend
-from lockstep.backends.torch.losses import Share, Term, mean
-from lockstep.backends.torch.shards import CUSTOM_SUMS
+from lockstep.backends.torch.losses import WEIGHING
 from lockstep.core.metrics import Column, Metric
 from lockstep.core.reduction import Criterion
+from lockstep.core.shard_sums import CUSTOM_SUMS
 from lockstep.core.state import OPTIMIZER, check_state
+from lockstep.core.weighing import Share, Term
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
@@ -130,22 +131,9 @@ class KerasOnTorch(TorchBackend):
         with torch.no_grad():
             sums = [torch.as_tensor(each).double().reshape(-1) for each in outcome.sums]
             vector = torch.cat([*sums, torch.empty(0, dtype=torch.float64)])
-        rest: dict[str, Any] = {"outputs": vector, "targets": vector}
-        value = outcome.value
-        if losses.summed(compiled.model, share.summed and parts(batch)[2] is None):
-            part = 1.0 if share.alone else share.examples / share.total
-            value = value - outcome.extra + outcome.extra * part  # regularization counts once
-            return Term(value, value.detach().double(), 0.0, **rest)
-        if outcome.counted is None:
-            return mean(value, share, **rest)
-        weight, there, total = outcome.counted
-        weight, zero = weight.detach(), not float(weight)
-        if zero if share.alone else not bool(there):  # a batch whose weights cancel is refused
-            return Term(None, 0.0, 0.0, True, **rest)
-        if share.alone:
-            return Term(value, value.detach().double() * weight, weight, **rest)
-        root = total if zero else value * weight.to(value.dtype)
-        return Term(root, root.detach().double(), weight, True, **rest)
+        share = share._replace(summed=share.summed and parts(batch)[2] is None)
+        values = outcome.value, outcome.extra, outcome.counted
+        return losses.weigh(WEIGHING, compiled.model, *values, share, outputs=vector, targets=vector)
 
     @property
     def columns(self) -> Sequence[Column]:

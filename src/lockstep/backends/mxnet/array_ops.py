@@ -3,13 +3,17 @@
 Shapes are numpy's while they are copied: without `npx.set_np()` MXNet takes a length of 0 for one not known yet.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from mxnet import MXNetError, autograd, nd
 from mxnet.util import np_shape
 
-from lockstep.backends.mxnet.arrays import classic, dtype_of, is_array
+from lockstep.backends.mxnet import arrays
+from lockstep.backends.mxnet.arrays import classic, dtype_of
+from lockstep.backends.mxnet.inputs import put
 from lockstep.backends.mxnet.replicas import context_of
 
 
@@ -78,3 +82,127 @@ def write(value: Any, target: Any) -> Any:
     """In place."""
     with autograd.pause(), np_shape(True):
         return target if value is target else value.copyto(target)
+
+
+def is_array(value: Any) -> bool:
+    """Of either class."""
+    return arrays.is_array(value)
+
+
+def as_array(value: Any) -> Any:
+    """Numbers stay on the host, in float64."""
+    return value if is_array(value) else np.asarray(value, "float64")
+
+
+def to_host(array: Any) -> Any:
+    """Waits for what writes to the array."""
+    return array.asnumpy() if is_array(array) else array
+
+
+def shape(array: Any) -> tuple[int, ...]:
+    """A vector of one is a number: `mx.nd` has no other."""
+    return () if array.size == 1 else tuple(array.shape)
+
+
+def reshape(array: Any, shape: tuple[int, ...]) -> Any:
+    """A view if there is one."""
+    return classic(array).reshape(shape)
+
+
+def double(array: Any) -> Any:
+    """float64; also of numbers on the host."""
+    return classic(array).astype("float64", copy=False) if is_array(array) else np.float64(array)
+
+
+def cast_like(value: Any, array: Any) -> Any:
+    """Numbers of the host are brought to the other's context."""
+    dtype = dtype_of(array)
+    return value.astype(dtype) if is_array(value) else put(np.asarray(value).astype(dtype), array.ctx, wide=True)
+
+
+def average(array: Any) -> Any:
+    """MXNet's mean."""
+    return array.mean()
+
+
+def average_rows(array: Any, examples: int) -> Any:
+    """A vector stays as it is."""
+    if array.size == examples:
+        return array.reshape((examples,))
+    return array.reshape((examples, -1)).mean(axis=1)
+
+
+def total(array: Any) -> Any:
+    """MXNet's sum."""
+    return array.sum()
+
+
+def scale(array: Any, factor: Any) -> Any:
+    """By a plain number."""
+    return array * factor
+
+
+def divide(array: Any, by: Any) -> Any:
+    """By a plain number, which is waited for; by 1 instead of 0."""
+    return array / (as_weight(by) or 1.0)
+
+
+def as_weight(value: Any) -> Any:
+    """A plain number, which is waited for: whether anything counts decides what is computed."""
+    return float(to_host(value))
+
+
+def as_column(weights: Any, values: Any) -> Any:
+    """On the host."""
+    return weights.reshape(-1, *[1] * (values.ndim - 1))
+
+
+def where(condition: Any, array: Any, other: Any) -> Any:
+    """By a plain condition one of the two; else one of the last two may be a number."""
+    if isinstance(condition, bool):
+        return array if condition else other
+    like = array if is_array(array) else other
+    return nd.where(condition, *(each if is_array(each) else nd.ones_like(like) * each for each in (array, other)))
+
+
+def any_nonzero(array: Any) -> Any:
+    """Of numbers on the host."""
+    return bool(array.any())
+
+
+def is_finite_nonzero(value: Any) -> Any:
+    """Waits for the number."""
+    number = as_weight(value)
+    return math.isfinite(number) and number != 0
+
+
+def is_short(array: Any) -> bool:
+    """A sum over the examples rounds no share."""
+    return False
+
+
+def argmax(array: Any, axis: int) -> Any:
+    """In float64."""
+    return double(nd.argmax(classic(array), axis=axis))
+
+
+def has_in_top(array: Any, labels: Any, num: int, axis: int) -> Any:
+    """MXNet's topk."""
+    best = nd.topk(classic(array), k=num, axis=axis, dtype="float64")
+    return nd.broadcast_equal(best, double(labels).expand_dims(axis)).max(axis=axis)
+
+
+def equal(left: Any, right: Any) -> Any:
+    """In float64."""
+    return double(left) == (double(right) if is_array(right) else right)
+
+
+def count_true(array: Any) -> Any:
+    """In float64."""
+    return arrays.total(array)
+
+
+def list_values(parts: Iterable[tuple[Any, float]]) -> list[Any]:
+    """Numbers, and vectors in float64, each times a plain number."""
+    vectors = [(arrays.flat(double(value)) if is_array(value) else float(value), times) for value, times in parts]
+    return [vector if times == 1 else vector * times for vector, times in vectors]

@@ -10,7 +10,7 @@ import numpy as np
 from mxnet import autograd
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.mxnet import flat_vectors, inputs, losses, metrics, running_stats, settings, uses_rng
+from lockstep.backends.mxnet import array_ops, flat_vectors, inputs, losses, running_stats, settings, uses_rng
 from lockstep.backends.mxnet.arrays import array_of, classic, dtype_of
 from lockstep.backends.mxnet.flat_vectors import Vectors
 from lockstep.backends.mxnet.optimizer import Updates
@@ -23,6 +23,7 @@ from lockstep.core import seeds, tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, resolve
+from lockstep.core.named_metrics import NamedMetrics
 from lockstep.core.outputs import ShardOutputs
 from lockstep.core.reduction import Criterion
 from lockstep.errors import PlanError
@@ -51,11 +52,10 @@ class MxnetBackend:
         if recipe.options.exact:
             check_optimizer(self._updates.optimizer)
         self._named_state = NamedState(self._replicas, self._updates)
-        self._loss = losses.criterion(recipe.loss)
+        self._loss = losses.resolve(recipe.loss)
         self.outputs = ShardOutputs(recipe.keeps_outputs, inputs.host, inputs.on_cpu)
-        self._shards = Shards(
-            recipe.model, self._loss, resolve(recipe.metrics, metrics.named(self._loss)), self.outputs
-        )
+        named = NamedMetrics(array_ops, losses.find_traits(self._loss)).functions()
+        self._shards = Shards(recipe.model, self._loss, resolve(recipe.metrics, named), self.outputs)
         self._statistics = Statistics(self._replicas)
         self._watch = uses_rng.Watch(recipe.model, self._loss)
         self._trained: dict[str, tuple[int, Any]] = {}
@@ -195,14 +195,14 @@ class MxnetBackend:
     @property
     def columns(self) -> Sequence[Column]:
         """The metrics of the last shard computed."""
-        return self._shards.columns
+        return self._shards.names.columns
 
     # -- forward only
 
     @property
     def criterion(self) -> Criterion | None:
         """A loss of which gluon does not say how the examples count."""
-        return None if losses.criterion_of(self._loss) is None else self._judged
+        return None if losses.find_unknown(self._loss) is None else self._judged
 
     def _judged(self, outputs: Any, targets: Any) -> float | None:
         return self._shards.loss(outputs, targets, self._replicas.contexts[0])

@@ -1,31 +1,26 @@
-"""Losses: what a shard's loss weighs, so that the shards add up to the batch's own loss.
+"""Losses of MXNet: gluon's own, which give one value per example, and functions.
 
-gluon's losses give one value per example, and the plain loop adds them: backward
-from the vector, then `trainer.step(batch_size)` divides once, in the update. So do
-we: a shard gives the sum over its examples, the shards add, and the update divides.
-A loss that divides by something else (targets that count, example weights) is also
-summed, and divided by that after the tree.
+The plain loop adds the examples' losses: backward from the vector, then
+`trainer.step(batch_size)` divides once, in the update. So do we: a shard gives the sum
+over its examples, the shards add, and the update divides.
 
 Only what is already on the host is looked at, so that no shard waits for another.
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from mxnet import gluon
+from mxnet import autograd, gluon
 
-from lockstep.backends.mxnet import arrays, fused_loss
+from lockstep.backends.mxnet import array_ops, arrays, fused_loss, inputs
 from lockstep.backends.mxnet.cross_entropy import CrossEntropy
-from lockstep.backends.mxnet.fused_loss import Scored
-from lockstep.backends.mxnet.inputs import call, host, put
-from lockstep.core.batches import describe
-from lockstep.core.objective import Objective, Sum, read_sum
-from lockstep.core.weights import explain_missing_input, split_batch
-from lockstep.errors import BatchError, ModelError
+from lockstep.core.batch_entries import check_example_weights
+from lockstep.core.named_metrics import LossTraits
+from lockstep.core.objective import Objective
+from lockstep.core.target_kind import Labels
+from lockstep.core.weighing import Criterion, Share, Term, Weighing
+from lockstep.errors import ModelError
 
 NAMED: Mapping[str, Callable[[], Any]] = {
     "cross_entropy": gluon.loss.SoftmaxCrossEntropyLoss,
@@ -36,36 +31,32 @@ NAMED: Mapping[str, Callable[[], Any]] = {
 }
 
 
-class Share(NamedTuple):
-    """A shard's part of the batch: its examples, the batch's, and whether it is all there is."""
+class MxnetWeighing(Weighing):
+    """A mean over examples is a sum, which the update divides."""
 
-    examples: int
-    total: int
-    alone: bool
-    summed: bool = False  # whether a loss that does not say so itself is a sum
+    def call(self, model: Any, inputs_: Any) -> Any:
+        """The block's outputs."""
+        return inputs.call(model, inputs_)
 
+    def mean(self, value: Any, share: Share, **rest: Any) -> Term:
+        """One value per example, or the mean over the shard's examples.
 
-@dataclass(frozen=True)
-class Term:
-    """The loss of one shard: where the backward pass starts, and what the sums get."""
-
-    root: Any  # None: this shard weighs nothing and has no gradient
-    loss: Any  # an array whose sum it is
-    weight: Any
-    divided: bool = False  # by the weight, after the tree
-    per_example: bool = False  # the gradient is a sum over examples, which the update divides
-    times: int = 1  # how often the loss counts
-    totalled: bool = False  # the loss is a number, or a vector of one in float64, already
-    outputs: Any = None
-    targets: Any = None
-    values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
+        A mean becomes a sum, for shards of one example give both in one form; alone it is left as it is.
+        """
+        if value.ndim and value.shape[0] == share.examples:
+            root = value if value.size == share.examples else value.reshape((share.examples, -1)).mean(axis=1)
+            with autograd.pause():
+                loss = arrays.total(root)
+            return Term(root, loss, share.examples, per_example=True, **rest)
+        root = value if share.alone else value * share.examples
+        return Term(root, value, share.examples, times=share.examples, per_example=not share.alone, **rest)
 
 
-Terms = Callable[[Any, Any, Any, Share], Term]
+WEIGHING = MxnetWeighing(array_ops, 'weights.astype("float32")')
 
 
-def criterion(loss: Any) -> Any:
-    """The loss itself, where it was given by its name."""
+def resolve(loss: Any) -> Any:
+    """The loss that a name stands for; anything else as it is."""
     if not isinstance(loss, str):
         return loss
     if loss not in NAMED:
@@ -73,184 +64,87 @@ def criterion(loss: Any) -> Any:
             f"A loss's name is one of {', '.join(sorted(NAMED))}. Got {loss!r}. "
             "Use one of these, a gluon loss, a function of (outputs, targets), or a lockstep.objective."
         )
-    made = NAMED[loss]()
-    made.hybridize()
-    return made
+    named = NAMED[loss]()
+    named.hybridize()
+    return named
 
 
-def of(loss: Any) -> Terms:
-    """The function (block, shard's batch, the same on the host, share) -> Term for whatever was given as loss."""
+def choose_term(loss: Any) -> Callable[[Any, Any, Share], Term]:
+    """The function (block, shard's batch, share) -> Term for what the script gave as loss."""
     if loss is None:
-        return _models_own
+        return WEIGHING.weigh_model
     if isinstance(loss, Objective):
-        return functools.partial(_objective, loss)
+        return functools.partial(WEIGHING.weigh_objective, loss)
+    if isinstance(loss, CrossEntropy) and fused_loss.known(loss):
+        return functools.partial(WEIGHING.compare, CountingCriterion(loss))
     if fused_loss.known(loss):
-        return functools.partial(_compared, loss, fused_loss.Scored(loss))
+        return functools.partial(WEIGHING.compare, GluonCriterion(loss))
     if not callable(loss):
         raise ModelError(
             f"A loss is a gluon loss, its name, a function of (outputs, targets) or a lockstep.objective. Got {loss!r}."
         )
-    return functools.partial(_compared, loss, None)
+    return functools.partial(WEIGHING.compare, MxnetCriterion(loss))
 
 
-def criterion_of(loss: Any) -> Callable[[Any, Any], Any] | None:
+def find_unknown(loss: Any) -> Callable[[Any, Any], Any] | None:
     """The loss as a function of (outputs, targets), if it does not say itself how the examples count."""
     return None if loss is None or isinstance(loss, Objective) or fused_loss.known(loss) else loss
 
 
-def _mean(value: Any, share: Share, **rest: Any) -> Term:
-    """One value per example, or the mean over the shard's examples.
-
-    A mean becomes a sum, for shards of one example give both in one form; alone it is left as it is.
-    """
-    if value.ndim and value.shape[0] == share.examples:
-        root = value if value.size == share.examples else value.reshape((share.examples, -1)).mean(axis=1)
-        return Term(root, root, share.examples, per_example=True, **rest)
-    if value.size != 1:
-        raise ModelError(
-            f"A loss gives one number, or one per example. Got {describe(value)} for a shard of {share.examples}."
-        )
-    root = value if share.alone else value * share.examples
-    return Term(root, value, share.examples, per_example=not share.alone, times=share.examples, **rest)
+def find_traits(loss: Any) -> LossTraits:
+    """What named metrics need to know of the loss."""
+    binary = isinstance(loss, gluon.loss.SigmoidBinaryCrossEntropyLoss)
+    threshold = 0.5 if binary and loss._from_sigmoid else 0.0
+    return LossTraits(getattr(loss, "ignore_index", None), getattr(loss, "_axis", 1), binary, threshold, column=True)
 
 
-def _pair(value: Any, weight: Any, share: Share, counted: Any = None, **rest: Any) -> Term:
-    """A sum over the shard and what it is to be divided by, which is on the host or waited for.
+class MxnetCriterion(Criterion):
+    """A function of (outputs, targets)."""
 
-    `counted` are the weights that add up to it, where known: those of both signs may cancel in a shard that has a
-    gradient all the same. A batch in which they do is refused. A sum whose weight is 0 counts too, unless it is 0 / 0
-    as in a shard without anything to count.
-    """
-    number = float(host(weight))
-    if share.alone:
-        counts = number != 0
-    elif counted is not None:
-        counts = bool(counted.any())
-    else:
-        counts = number != 0 or _is_something(float(host(value)))
-    if not counts:
-        return Term(None, 0.0, 0.0, True, totalled=True, **rest)
-    if share.alone:
-        return Term(value / number, value, number, **rest)
-    return Term(value, value, number, True, **rest)
+    def find_labels(self, outputs: Any, targets: Any) -> Labels | None:
+        """The classes of gluon's cross-entropy of labels: MXNet takes the nearest for a label outside them."""
+        loss = self.function
+        of_labels = isinstance(loss, gluon.loss.SoftmaxCrossEntropyLoss) and loss._sparse_label
+        if not of_labels or not arrays.is_array(outputs) or not arrays.is_array(targets):
+            return None
+        return Labels(outputs.shape[loss._axis], getattr(loss, "ignore_index", None))
 
 
-def _sum(loss: Sum, share: Share, **rest: Any) -> Term:
-    """A sum, which is divided only if it has a count."""
-    if loss.count is None:
-        return Term(loss.total, loss.total, 0.0, **rest)
-    return _pair(*loss, share, **rest)
+class GluonCriterion(MxnetCriterion):
+    """A loss of gluon's own, with one value per example."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__(loss)
+        self._graph = fused_loss.Scored(loss)
+
+    def weigh(self, weighing: Weighing, outputs: Any, targets: Any, weights: Any, share: Share) -> Term:
+        """Without example weights the losses and their sum come out of one graph."""
+        if weights is None:
+            values, total = self._graph(outputs, targets)
+            if values.shape == (share.examples,):
+                return Term(values, total, share.examples, per_example=True)
+        return super().weigh(weighing, outputs, targets, weights, share)
 
 
-def _is_something(number: float) -> bool:
-    return math.isfinite(number) and number != 0
+class CountingCriterion(MxnetCriterion):
+    """Our own cross-entropy: it multiplies by what each target weighs, and its mean divides by that."""
 
+    def check(self, outputs: Any, targets: Any, examples: int) -> None:
+        """Refuse class weights of another number."""
+        loss = self.function
+        classes = outputs.shape[loss._axis]
+        if loss.weights is not None and len(loss.weights) != classes:
+            raise ModelError(
+                f"Class weights are one for each class. Got {len(loss.weights)} for {classes} classes. "
+                "Give one for each of the block's outputs."
+            )
 
-def _models_own(block: Any, batch: Any, known: Any, share: Share) -> Term:
-    """The loss that the block's output carries."""
-    outputs = call(block, batch)
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-    if not arrays.is_array(loss):
-        raise ModelError(
-            "Without a loss the model's output carries one as `.loss`. "
-            f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
-        )
-    return _mean(loss, share)
-
-
-def _objective(objective: Objective, block: Any, batch: Any, known: Any, share: Share) -> Term:
-    """What the user's own function says: a mean, a sum, or one of them with metrics."""
-    loss, values = objective.compute(block, batch)
-    if isinstance(loss, Sum):
-        return _sum(loss, share, values=values)
-    if not arrays.is_array(loss):
-        raise ModelError(
-            "An objective returns the shard's mean loss as an array, one loss per example, "
-            "lockstep.Sum(total, count), or (one of these, {name: value}). "
-            f"Got {describe(loss)} for a shard of {share.examples}."
-        )
-    return _mean(loss, share, values=values)
-
-
-def _compared(loss: Any, graph: Scored | None, block: Any, batch: Any, known: Any, share: Share) -> Term:
-    """A loss of (outputs, targets), with example weights where the batch has them."""
-    inputs, targets, weights = split_batch(batch, 'weights.astype("float32")')
-    with explain_missing_input(batch):
-        outputs = call(block, inputs)
-    rest = {"outputs": outputs, "targets": targets}
-    on_host = host(known[1])
-    _check_labels(loss, outputs, on_host)
-    example_weights = None if weights is None else _example_weights(host(known[2]), share)
-    if isinstance(loss, CrossEntropy):
-        return _counted(loss, outputs, targets, on_host, example_weights, share, rest)
-    if graph is not None and weights is None:
-        values, total = graph(outputs, targets)
-        if values.shape == (share.examples,):
-            return Term(values, total, share.examples, per_example=True, totalled=True, **rest)
-    value = read_sum(loss(outputs, targets))
-    if isinstance(value, Sum) and weights is None:
-        return _sum(value, share, **rest)
-    if not arrays.is_array(value):
-        raise ModelError(
-            "A loss gives one number, one per example, or lockstep.Sum(total, count). "
-            f"Got {describe(value)} for a shard of {share.examples}."
-        )
-    if share.summed and weights is None:
-        return _sum(Sum(value), share, **rest)
-    if example_weights is None:
-        return _mean(value, share, **rest)
-    if not value.ndim or value.shape[0] != share.examples:
-        raise ModelError(
-            f"Example weights need a loss that gives one value per example. Got {describe(value)} for a shard of "
-            f"{share.examples}. Return one value per example, or write an objective that returns "
-            "lockstep.Sum(total, count)."
-        )
-    each = value if value.size == share.examples else value.reshape((share.examples, -1)).mean(axis=1)
-    return _pair((each * _like(example_weights, each)).sum(), example_weights.sum(), share, example_weights, **rest)
-
-
-def _counted(
-    loss: CrossEntropy, outputs: Any, targets: Any, on_host: Any, weights: Any, share: Share, rest: Mapping[str, Any]
-) -> Term:
-    """The mean over the targets that count, each with what its class and its example weigh."""
-    classes = outputs.shape[loss._axis]
-    if loss.class_weights is not None and len(loss.class_weights) != classes:
-        raise ModelError(
-            f"Class weights are one for each class. Got {len(loss.class_weights)} for {classes} classes. "
-            "Give one for each of the block's outputs."
-        )
-    each = loss.target_weights(on_host)
-    if weights is not None:
-        each = each * weights.reshape(-1, *[1] * (each.ndim - 1))
-    return _pair(loss(outputs, targets, _like(each, outputs)).sum(), each.sum(), share, each, **rest)
-
-
-def _like(values: Any, array: Any) -> Any:
-    """Numbers of the host beside an array, in its type."""
-    return put(values.astype(arrays.dtype_of(array)), array.ctx, wide=True)
-
-
-def _example_weights(weights: Any, share: Share) -> Any:
-    weights = np.asarray(weights, "float64")
-    if weights.size != share.examples:
-        raise BatchError(
-            f"There is one weight per example. Got weights of shape {weights.shape} for a shard of "
-            f"{share.examples}. Give one number for each example."
-        )
-    return weights.reshape(-1)
-
-
-def _check_labels(loss: Any, outputs: Any, targets: Any) -> None:
-    """Raises where a label names no class: MXNet would take the nearest and say nothing."""
-    if not isinstance(loss, gluon.loss.SoftmaxCrossEntropyLoss) or not loss._sparse_label:
-        return
-    if not isinstance(targets, np.ndarray) or not arrays.is_array(outputs):
-        return
-    classes = outputs.shape[loss._axis]
-    ignored = getattr(loss, "ignore_label", None)
-    counted = targets if ignored is None else targets[targets != ignored]
-    if counted.size and not (counted.min() >= 0 and counted.max() < classes):  # NaN is neither
-        raise BatchError(
-            f"Labels run from 0 to {classes - 1}, for the model gives {classes} outputs. "
-            f"Got labels from {counted.min()} to {counted.max()}. Mend the labels, or the last layer."
-        )
+    def weigh(self, weighing: Weighing, outputs: Any, targets: Any, weights: Any, share: Share) -> Term:
+        """The mean over the targets that count, each with what its class and its example weigh."""
+        loss = self.function
+        counted = loss.target_weights(array_ops.to_host(targets))
+        if weights is not None:
+            weights = array_ops.double(check_example_weights(array_ops, weights, share.examples))
+            counted = counted * weights.reshape(-1, *[1] * (counted.ndim - 1))
+        total = loss(outputs, targets, array_ops.cast_like(counted, outputs)).sum()
+        return weighing.pair(total, counted.sum(), share, bool(counted.any()))

@@ -13,10 +13,10 @@ from typing import Any
 from mxnet import nd
 
 from lockstep.backends.mxnet.arrays import dtype_of, flat, view
-from lockstep.backends.mxnet.losses import Share
 from lockstep.backends.mxnet.replicas import Replicas
 from lockstep.backends.mxnet.unsupported import blocks
 from lockstep.core.layout import Layout
+from lockstep.core.weighing import Share
 
 CHANGED = "changed: "  # before the name of a statistic, the field of its marks
 
@@ -107,7 +107,7 @@ class Held:
                 if not first:  # integers come from the first shard
                     nd.zeros_like(values, out=values)
             elif not share.alone:
-                nd._internal._mul_scalar(values, scalar=share.examples / share.total, out=values)
+                nd._internal._mul_scalar(values, scalar=share.fraction, out=values)
         self.restore()
 
     def restore(self) -> None:

@@ -16,19 +16,18 @@ import numpy as np
 from mxnet import autograd, nd
 
 from lockstep.backends.base import Work
-from lockstep.backends.mxnet import arrays, losses, metrics, settings
+from lockstep.backends.mxnet import array_ops, arrays, losses, settings
 from lockstep.backends.mxnet.flat_vectors import Marks, Vectors
 from lockstep.backends.mxnet.inputs import call, host, put
-from lockstep.backends.mxnet.losses import Share, Term
 from lockstep.backends.mxnet.replicas import Replicas
 from lockstep.core import seeds
 from lockstep.core.batches import count, transform
-from lockstep.core.metrics import FIRST_METRIC, LOSS, Column, Metric, Sums, ratio
+from lockstep.core.metrics import FIRST_METRIC, LOSS, Metric, Sums
 from lockstep.core.objective import Objective
 from lockstep.core.outputs import ShardOutputs
+from lockstep.core.shard_sums import ShardNames, check_room, find_room, measure
+from lockstep.core.weighing import Share, Term
 from lockstep.errors import LockstepError, ModelError, NonFiniteError
-
-CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusion matrix of 32 classes
 
 
 class Shards:
@@ -38,11 +37,11 @@ class Shards:
         self._block = block
         self._loss = loss
         self._kept_outputs = outputs
-        self._term = losses.of(loss)
+        self._term = losses.choose_term(loss)
+        self._compares = loss is not None and not isinstance(loss, Objective)
         self._metrics = chosen
-        room = sum(2 if metric.result is ratio else CUSTOM_SUMS for metric in chosen)
-        self._room = FIRST_METRIC + room + (CUSTOM_SUMS if isinstance(loss, Objective) else 0)
-        self.columns: list[Column] = []
+        self._room = FIRST_METRIC + find_room(chosen, loss)
+        self.names = ShardNames()
         self.begin(wide=False, seeded=True)
 
     @property
@@ -62,6 +61,7 @@ class Shards:
         self.reached: set[int] = set()  # the parameters that some shard's gradient has reached, by their place
         self._losses: list[tuple[int, Any]] = []
         self._form: tuple[Any, ...] | None = None
+        self.names.begin()
 
     @property
     def per_example(self) -> bool:
@@ -71,7 +71,7 @@ class Shards:
     def leaf(self, work: Work, shard: int, piece: Any, variables: Sequence[Any], leaf: Vectors) -> Share:
         """Writes gradient and sums of one shard; the gradients of `variables` go straight into the leaf."""
         context = leaf.context
-        share = Share(count(piece), work.num_examples, work.num_shards == 1, work.summed)
+        share = _share(work, piece, work.num_shards == 1)
         targets = leaf.gradients
         if self._narrow:
             targets = [
@@ -82,15 +82,15 @@ class Shards:
         else:
             leaf.mark(variables)
         with self._alone(work, shard, context):
-            batch = put(piece, context, self._wide)
+            batch = self._put(piece, context, self._wide)
             with autograd.record():
-                term = self._term(self._block, batch, piece, share)
+                term = self._term(self._block, batch, share)
             if self._wide and term.per_example:  # gluon's rescale_grad is a float32 number, too coarse here
-                term = replace(term, divided=True, per_example=False)
+                term = replace(term, divided=1.0, per_example=False)
             self._keep(work, shard, term, share)
             values = self._measure(term, share)
             self._losses.append((shard, values[0]))
-            if term.root is None:
+            if not term.contributes:
                 leaf.clear()
             else:
                 with _differentiated():
@@ -111,47 +111,24 @@ class Shards:
 
     def _measure(self, term: Term, share: Share) -> list[Any]:
         """[loss, weight, divided, metric sums ...] of one shard: numbers, and vectors on its context."""
-        loss = term.loss if term.totalled else arrays.total(term.loss) * term.times
-        values: list[Any] = [loss, term.weight, float(term.divided)]
-        columns: list[Column] = []
-        for metric in self._metrics:
-            if term.outputs is None or term.targets is None:
-                raise ModelError(
-                    "Metrics compare outputs and targets, and this loss tells neither. "
-                    "Let an objective return its own: return loss, {'name': value}."
-                )
-            sums, column = metrics.measure(metric, term.outputs, term.targets, share.examples)
-            values += sums
-            columns.append(column)
-        for name, value in sorted(term.values.items()):
-            values += metrics.pair(name, value, share.examples)
-            columns.append(Column(name, 2))
-        self._agree(term, columns)
-        return values
+        parts, columns = measure(array_ops, self._metrics, term, share.examples)
+        self.names.add(columns)
+        self._check_form(term)
+        return array_ops.list_values(parts)
 
-    def _agree(self, term: Term, columns: list[Column]) -> None:
-        """Raises where this shard's loss or metrics have another form than those of the shards before."""
-        form = (term.divided, term.per_example, [column.name for column in columns])
-        before, self._form, self.columns = self._form, form, columns
-        if before is None or before == form:
-            return
-        if before[2] != form[2]:
+    def _check_form(self, term: Term) -> None:
+        """Raise if this shard's loss has another form than those of the shards before."""
+        form = (term.divided, term.per_example)
+        if self._form not in (None, form):
             raise ModelError(
-                f"An objective gives the same metrics for every shard. Got {form[2]} in one and {before[2]} in "
-                "another. Return every name every time."
+                "A loss has one form for every shard. Got a mean in one and a sum in another. Return one of them."
             )
-        raise ModelError(
-            "A loss has one form for every shard. Got a mean in one and a sum in another. Return one of them."
-        )
+        self._form = form
 
     def _write(self, values: list[Any], out: Any, context: Any) -> None:
         """Writes the sums of one shard, end to end, in one operator."""
-        num_sums = FIRST_METRIC + sum(column.width for column in self.columns)
-        if num_sums > self._room:
-            raise ModelError(
-                f"The metrics of a step give at most {self._room - FIRST_METRIC} sums. "
-                f"Got {num_sums - FIRST_METRIC}. Give fewer, or more than one lockstep.Metric."
-            )
+        num_sums = FIRST_METRIC + sum(column.width for column in self.names.columns)
+        check_room(num_sums - FIRST_METRIC, self._room - FIRST_METRIC)
         part = out if num_sums == self._room else arrays.view(out, 0, num_sums)
         nd.concat(*arrays.joined(values, context), dim=0, out=part)
 
@@ -165,6 +142,13 @@ class Shards:
                 raise NonFiniteError.at(step, shard, number)
         raise NonFiniteError.at(step, self._losses[0][0], float(sums[LOSS]))
 
+    def _put(self, piece: Any, context: Any, wide: bool) -> Any:
+        """The batch on the context; example weights stay on the host, where they are added up in float64."""
+        batch = put(piece, context, wide)
+        if self._compares and isinstance(piece, tuple) and len(piece) == 3:
+            return (*batch[:2], host(piece[2]))
+        return batch
+
     def _keep(self, work: Work, shard: int, term: Term, share: Share) -> None:
         if self._kept_outputs.wanted:
             outputs, targets = (transform(each, arrays.detached) for each in (term.outputs, term.targets))
@@ -176,16 +160,16 @@ class Shards:
         """Runs the loss of the first shard once, so that the block learns its shapes from it."""
         shard = min(work.shards)
         piece, context = work.shards[shard], replicas.contexts[0]
-        share = Share(count(piece), work.num_examples, False, work.summed)
+        share = _share(work, piece, alone=False)
         with context:
-            self._term(replicas.block, put(piece, context, replicas.wide()), piece, share)
+            self._term(replicas.block, self._put(piece, context, replicas.wide()), share)
 
     def sums(self, work: Work, shard: int, piece: Any, context: Any) -> Any:
         """The sums of one shard on its context, without training."""
-        share = Share(count(piece), work.num_examples, False, work.summed)
+        share = _share(work, piece, alone=False)
         with self._alone(work, shard, context):
-            batch = put(piece, context, self._wide)
-            term = self._term(self._block, batch, piece, share)
+            batch = self._put(piece, context, self._wide)
+            term = self._term(self._block, batch, share)
             self._keep(work, shard, term, share)
             values = self._measure(term, share)
             out = nd.zeros((self._room,), ctx=context, dtype="float64")
@@ -216,6 +200,11 @@ class Shards:
         except Exception as error:
             error.add_note(f"In shard {shard} of step {work.step}.")
             raise
+
+
+def _share(work: Work, piece: Any, alone: bool) -> Share:
+    examples = count(piece)
+    return Share(examples, examples / work.num_examples, alone, work.summed)
 
 
 @contextmanager

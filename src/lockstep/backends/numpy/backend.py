@@ -15,16 +15,19 @@ import numpy as np
 from lockstep.backends import host_vectors
 from lockstep.backends.base import Array, Node, Recipe, State, Work, arrays
 from lockstep.backends.change_detector import ChangeDetector
-from lockstep.backends.numpy import metrics
+from lockstep.backends.numpy import array_ops
 from lockstep.backends.numpy.network import LOSSES, SGD, CrossEntropy, Dense, Floats, SquaredError, read_array
 from lockstep.core import seeds
+from lockstep.core.batch_entries import check_example_weights, split_batch
 from lockstep.core.batches import count
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, Column, Sums, resolve
+from lockstep.core.named_metrics import LossTraits, NamedMetrics
 from lockstep.core.outputs import ShardOutputs
+from lockstep.core.shard_sums import check_loss, find_room, measure, pad
 from lockstep.core.state import MODEL, OPTIMIZER, ArraySpec, check_state
-from lockstep.core.weights import split_batch
-from lockstep.errors import BatchError, ModelError, NonFiniteError, OptimizerError
+from lockstep.core.weighing import Term
+from lockstep.errors import ModelError, OptimizerError
 
 _MOMENTUM = ".momentum"
 
@@ -45,13 +48,14 @@ class NumpyBackend:
         self.devices = tuple(devices)
         self._recipe = recipe
         self._loss = loss
-        self._metrics = resolve(recipe.metrics, metrics.named(loss))
+        named = NamedMetrics(array_ops, LossTraits(getattr(loss, "ignore_index", None)))
+        self._metrics = resolve(recipe.metrics, named.functions())
         self.outputs = ShardOutputs(recipe.keeps_outputs, np.array)
         self._replicas = [(recipe.model, recipe.optimizer)]
         self._replicas += [copy.deepcopy((recipe.model, recipe.optimizer)) for _ in devices[1:]]
         self._layout = Layout.build(
             [(name, str(value.dtype), value.shape) for name, value in recipe.model.parameters.items()],
-            [("sums", "float64", (FIRST_METRIC + 2 * len(self._metrics),))],
+            [("sums", "float64", (FIRST_METRIC + find_room(self._metrics, loss),))],
         )
         self._writes = ChangeDetector(self._read_bytes)
 
@@ -82,9 +86,9 @@ class NumpyBackend:
                 values = model.forward(inputs, generator)
                 self.outputs.keep(work, shard, values[-1], targets, len(inputs))
                 sums, slope = self._weigh(values[-1], targets, weights, work)
-                if not np.isfinite(sums[0]):
-                    raise NonFiniteError.at(work.step, shard, float(sums[0]))
-                self._write(into[shard], {**model.backward(values, slope), "sums": np.array(sums)})
+                check_loss(sums, work.step, shard)
+                room = self._layout.fields[-1].size
+                self._write(into[shard], {**model.backward(values, slope), "sums": pad(sums, room)})
                 yield shard, into[shard]
 
     def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
@@ -120,27 +124,25 @@ class NumpyBackend:
 
     @property
     def columns(self) -> Sequence[Column]:
-        """One pair for each metric."""
-        return [Column(metric.name, 2, metric.result) for metric in self._metrics]
+        """The metrics of the last shard computed."""
+        return self._columns
 
-    def _weigh(
-        self, outputs: Floats, targets: Floats, weights: Floats | None, work: Work
-    ) -> tuple[list[float], Floats]:
+    def _weigh(self, outputs: Floats, targets: Floats, weights: Floats | None, work: Work) -> tuple[Sums, Floats]:
         """The sums of a shard and the slope of its outputs, before or after which the one division comes."""
         losses, own, slopes = self._loss(outputs, targets)
         divided = weights is not None or isinstance(self._loss, CrossEntropy)
         if weights is not None:
             losses, own, slopes = losses * weights, own * weights, slopes * weights[:, None]
-        sums = [float(losses.sum()), float(own.sum()), float(divided)]
+        loss, weight = losses.sum(), own.sum()
         if self._loss.reduction == "sum":
-            sums[1:] = [0.0, 0.0]
-        elif work.num_shards == 1 and own.sum():
-            slopes, sums[2] = slopes / own.sum(), 0.0
+            weight, divided = 0.0, False
+        elif work.num_shards == 1 and weight:
+            slopes, divided = slopes / weight, False
         elif not divided:
             slopes = slopes / work.num_examples
-        for metric in self._metrics:
-            sums += metrics.pair(metric.sums(outputs, targets), len(outputs))
-        return sums, slopes.astype(outputs.dtype)
+        term = Term(None, loss, weight, float(divided), outputs=outputs, targets=targets)
+        parts, self._columns = measure(array_ops, self._metrics, term, len(outputs))
+        return array_ops.join(parts), slopes.astype(outputs.dtype)
 
     def _write(self, node: Node, values: Mapping[str, Floats]) -> None:
         for place in self._layout.fields:
@@ -163,7 +165,7 @@ class NumpyBackend:
                 inputs, targets, weights = _parts(piece)
                 outputs = self._model(replica)(inputs)
                 self.outputs.keep(work, shard, outputs, targets, len(inputs))
-                yield shard, np.array(self._weigh(outputs, targets, weights, work)[0])
+                yield shard, self._weigh(outputs, targets, weights, work)[0]
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
         """The outputs of each shard, without dropout."""
@@ -274,10 +276,5 @@ def _parts(piece: Any) -> tuple[Floats, Floats, Floats | None]:
     inputs, targets = read_array(inputs), read_array(targets)
     if given is None:
         return inputs, targets, None
-    weights = read_array(given)
-    if not weights.ndim or weights.size != len(inputs):
-        raise BatchError(
-            f"There is one weight per example. Got weights of shape {weights.shape} for a shard of {len(inputs)}. "
-            "Give one number for each example."
-        )
+    weights: Floats = check_example_weights(array_ops, read_array(given), len(inputs))
     return inputs, targets, weights.reshape(-1)

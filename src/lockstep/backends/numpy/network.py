@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.core.batches import describe
+from lockstep.core.target_kind import check_labels
 from lockstep.errors import BatchError, ModelError
 
 Floats = NDArray[Any]
@@ -106,9 +107,7 @@ class CrossEntropy:
                 f"Labels are integers, one for each row of the outputs. Got {targets.dtype} of shape {targets.shape} "
                 f"for outputs of shape {outputs.shape}. Use targets.astype(int), one for each example."
             )
-        wrong = targets[((targets < 0) | (targets >= outputs.shape[1])) & (targets != self.ignore_index)]
-        if len(wrong):
-            raise BatchError(f"Labels run from 0 to {outputs.shape[1] - 1}. Got {wrong.max()}. Mend the labels.")
+        check_labels(targets, outputs.shape[1], self.ignore_index)
         shifted = outputs - outputs.max(1, keepdims=True)
         logs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
         rows, counted = np.arange(len(targets)), targets != self.ignore_index

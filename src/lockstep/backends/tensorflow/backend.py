@@ -21,7 +21,8 @@ from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums
 from lockstep.core.outputs import ShardOutputs
 from lockstep.core.reduction import Criterion
-from lockstep.errors import ModelError, NonFiniteError
+from lockstep.core.shard_sums import check_loss, pad
+from lockstep.errors import ModelError
 
 
 class TensorflowBackend:
@@ -78,8 +79,7 @@ class TensorflowBackend:
         layout = self.layout()
         for shard, leaf in self._shards.leaves(work, self._own()):
             self._keep(work, shard, leaf.pair)
-            if not math.isfinite(leaf.sums[0]):
-                raise NonFiniteError.at(work.step, shard, float(leaf.sums[0]))
+            check_loss(leaf.sums, work.step, shard)
             self._write(into[shard], layout, leaf, len(self._program.trained()), first=shard == 0)
             yield shard, into[shard]
 
@@ -91,11 +91,7 @@ class TensorflowBackend:
         ]
         flat_vectors.write(node, arrays[split:], kept)
         host_vectors.view(node, there)[:] = [value is not None for value in (*leaf.gradients, *leaf.kept)]
-        room = host_vectors.view(node, sums)
-        if len(leaf.sums) > len(room):
-            raise ModelError(f"The metrics of a step give at most {len(room)} sums. Got {len(leaf.sums)}. Give fewer.")
-        room[:] = 0.0
-        room[: len(leaf.sums)] = leaf.sums
+        host_vectors.view(node, sums)[:] = pad(leaf.sums, sums.size, self._shards.names.checks())
 
     def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
         """One thread's addition."""
@@ -111,7 +107,9 @@ class TensorflowBackend:
 
     def sums(self, node: Node, layout: Layout) -> Sums:
         """The field of sums."""
-        return np.array(host_vectors.view(node, layout.fields[-1]))
+        values = np.array(host_vectors.view(node, layout.fields[-1]))
+        self._shards.names.check(values)
+        return values
 
     def update(self, total: Node, work: Work) -> None:
         """The optimizer's step on the script's own variables, and the averaged statistics."""
@@ -130,7 +128,7 @@ class TensorflowBackend:
     @property
     def columns(self) -> Sequence[Column]:
         """The metrics of the last shard computed."""
-        return self._shards.columns
+        return self._shards.names.columns
 
     # -- forward only
 

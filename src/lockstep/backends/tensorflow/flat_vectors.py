@@ -14,6 +14,7 @@ from lockstep.backends import host_vectors
 from lockstep.backends.base import Node
 from lockstep.core.layout import Field, Layout
 from lockstep.core.metrics import FIRST_METRIC
+from lockstep.core.shard_sums import NUM_CHECKS
 
 
 def accumulated(variable: Any) -> str:
@@ -31,7 +32,7 @@ def layout(trained: Mapping[str, Any], kept: Mapping[str, Any], room: int) -> La
         [
             *((name, accumulated(variable), tuple(variable.shape)) for name, variable in kept.items()),
             ("there", "int64", (len(trained) + len(kept),)),
-            ("sums", "float64", (FIRST_METRIC + room,)),
+            ("sums", "float64", (FIRST_METRIC + room + NUM_CHECKS,)),
         ],
     )
 

@@ -6,17 +6,19 @@ training, and one called `seed` gets the shard's seed for TensorFlow's stateless
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from lockstep.backends.base import Recipe
-from lockstep.backends.tensorflow import losses, metrics
-from lockstep.backends.tensorflow.program import Copy, Share, Term
+from lockstep.backends.tensorflow import array_ops, losses
+from lockstep.backends.tensorflow.program import Copy, Outcome
 from lockstep.backends.tensorflow.unsupported import check_function, check_optimizer
-from lockstep.core.metrics import ratio, resolve
-from lockstep.core.objective import Objective
+from lockstep.core.batch_entries import spread_inputs
+from lockstep.core.metrics import resolve
+from lockstep.core.named_metrics import NamedMetrics
+from lockstep.core.shard_sums import find_room, measure
+from lockstep.core.weighing import Share
 
 _LISTS = ("params", "variables", "weights")
 
@@ -34,10 +36,10 @@ class Function:
         self._function = getattr(function, "python_function", function)  # a tf.function holds on to its variables
         self._names = _names(variables)
         self._keywords = list(inspect.signature(self._function).parameters)
-        self._loss, self.criterion = losses.of(recipe.loss), losses.criterion_of(recipe.loss)
-        self._metrics = resolve(recipe.metrics, metrics.named(recipe.loss))
-        self.room = sum(2 if metric.result is ratio else metrics.ROOM for metric in self._metrics)
-        self.room += metrics.ROOM if isinstance(recipe.loss, Objective) else 0
+        self._loss, self.criterion = losses.choose_term(recipe.loss), losses.find_unknown(recipe.loss)
+        named = NamedMetrics(array_ops, losses.find_traits(recipe.loss)).functions()
+        self._metrics = resolve(recipe.metrics, named)
+        self.room = find_room(self._metrics, recipe.loss)
         self._keeps_outputs = recipe.keeps_outputs
         self.optimizer.build(_trainable(recipe.model))
 
@@ -59,13 +61,13 @@ class Function:
     def prepare(self, batch: Any) -> None:
         """Nothing to prepare."""
 
-    def term(self, own: Copy, batch: Any, share: Share, seeds: Any, training: bool) -> Term:
+    def compute(self, own: Copy, batch: Any, share: Share, seeds: Any, training: bool) -> Outcome:
         """The loss of one shard and its metrics."""
         with self._standing_in(own):
-            weighed = self._loss(lambda inputs: self._call(inputs, seeds, training), batch, share)
-            sums, columns = metrics.measure(self._metrics, weighed, share.examples)
-        term = weighed.term(own.kept, sums, columns)
-        return replace(term, pair=(weighed.outputs, weighed.targets)) if self._keeps_outputs else term
+            term = self._loss(lambda inputs: self._call(inputs, seeds, training), batch, share)
+            parts, columns = measure(array_ops, self._metrics, term, share.examples)
+        pair = (term.outputs, term.targets) if self._keeps_outputs else None
+        return Outcome(term, parts, columns, own.kept, pair)
 
     def outputs(self, own: Copy, inputs: Any, seeds: Any) -> Any:
         """The function's outputs."""
@@ -77,9 +79,8 @@ class Function:
         given: dict[str, Any] = {"training": training, "seed": seeds[0]}
         given |= {name: list(self._names.values()) for name in _LISTS}
         extra = {name: value for name, value in given.items() if name in self._keywords}
-        if isinstance(inputs, Mapping):
-            return self._function(**inputs, **extra)
-        return self._function(*(inputs if isinstance(inputs, tuple) else (inputs,)), **extra)
+        arguments, more = spread_inputs(inputs)
+        return self._function(*arguments, **more, **extra)
 
     @contextmanager
     def _standing_in(self, own: Copy) -> Iterator[None]:

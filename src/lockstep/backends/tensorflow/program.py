@@ -5,19 +5,11 @@ gives back, and the same program serves every replica: the variables are handed 
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from lockstep.core.metrics import Column
-
-
-class Share(NamedTuple):
-    """A shard's part of the batch: its examples, its share as a tensor, and whether it is all there is."""
-
-    examples: int
-    part: Any
-    alone: bool
-    summed: bool = False  # whether a loss that does not say so itself is a sum
+from lockstep.core.shard_sums import Summand
+from lockstep.core.weighing import Share, Term
 
 
 class Copy(NamedTuple):
@@ -32,20 +24,14 @@ class Copy(NamedTuple):
         return [*self.trained, *self.kept]
 
 
-@dataclass(frozen=True)
-class Term:
-    """The loss of one shard: what is differentiated, and what the sums get."""
+class Outcome(NamedTuple):
+    """What a shard gives: its loss, the parts of its sums, and its running statistics."""
 
-    root: Any
-    loss: Any
-    weight: Any
-    divided: Any = 0.0  # 1 where the loss is a sum and still has to be divided by the weight
-    kept: Sequence[Any] = ()  # the running statistics after this shard; those handed in where nothing changed
-    sums: Sequence[Any] = ()  # of the metrics, each a number or a vector
-    columns: Sequence[Column] = field(default=())
-    there: Any = True  # whether this shard weighs anything; one that does not has no gradient
-    share: Any = None  # by what the gradient is still to be multiplied
-    pair: Any = None  # outputs and targets, where metric objects need them
+    term: Term
+    parts: Sequence[Summand]
+    columns: Sequence[Column]
+    kept: Sequence[Any]  # after this shard; the variables handed in if nothing has changed
+    pair: Any = None  # outputs and targets, if metric objects need them
 
 
 class Program(Protocol):
@@ -77,7 +63,7 @@ class Program(Protocol):
     def prepare(self, batch: Any) -> None:
         """Called with a shard's batch before losses and metrics are computed from such batches."""
 
-    def term(self, own: Copy, batch: Any, share: Share, seeds: Any, training: bool) -> Term:
+    def compute(self, own: Copy, batch: Any, share: Share, seeds: Any, training: bool) -> Outcome:
         """The loss of one shard and its metrics."""
 
     @property

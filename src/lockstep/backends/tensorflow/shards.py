@@ -7,6 +7,7 @@ so one trace serves every replica.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,14 +15,16 @@ import numpy as np
 import tensorflow as tf
 
 from lockstep.backends.base import Work
-from lockstep.backends.tensorflow import parallel_call, unsupported
+from lockstep.backends.tensorflow import array_ops, parallel_call, unsupported
 from lockstep.backends.tensorflow.flat_vectors import accumulated
-from lockstep.backends.tensorflow.losses import double
-from lockstep.backends.tensorflow.program import Copy, Program, Share
+from lockstep.backends.tensorflow.program import Copy, Program
 from lockstep.backends.tensorflow.replicas import Replicas
 from lockstep.core import seeds
 from lockstep.core.batches import count, leaves, transform
-from lockstep.core.metrics import LOSS, Column
+from lockstep.core.metrics import Column
+from lockstep.core.shard_sums import ShardNames
+from lockstep.core.target_kind import Labels, check_labels
+from lockstep.core.weighing import Share
 
 
 class Leaf(NamedTuple):
@@ -30,8 +33,16 @@ class Leaf(NamedTuple):
     gradients: Sequence[Any]  # None where the loss does not depend on the variable
     kept: Sequence[Any]  # None where nothing changed
     sums: Any
-    there: Any  # whether the shard weighs anything
+    contributes: Any  # whether the shard has a loss at all
     pair: Any = None  # outputs and targets, where metric objects need them
+
+
+@dataclass
+class Found:
+    """What tracing a shard has shown."""
+
+    columns: Sequence[Column] = ()
+    labels: Labels | None = None  # what the targets may be, if they are labels
 
 
 class Task(NamedTuple):
@@ -41,7 +52,7 @@ class Task(NamedTuple):
     traced: Any
     tensors: Sequence[Any]
     drawn: Any
-    part: float
+    fraction: float
 
 
 class Shards:
@@ -51,7 +62,7 @@ class Shards:
         self._program = program
         self._exact = exact
         self._traces: dict[Any, Any] = {}  # of one shard
-        self.columns: Sequence[Column] = ()
+        self.names = ShardNames()
         self.spread(devices)
 
     def spread(self, devices: Sequence[str]) -> None:
@@ -61,10 +72,12 @@ class Shards:
 
     def leaves(self, work: Work, own: Copy) -> Iterator[tuple[int, Leaf]]:
         """Every shard's leaf, on the host."""
+        self.names.begin()
         return ((shard, _finished(leaf)) for shard, leaf in self._run(work, own, self._leaf))
 
     def sums(self, work: Work, own: Copy) -> Iterator[tuple[int, tuple[Any, Any]]]:
         """Every shard's sums without training, and its outputs and targets where metric objects need them."""
+        self.names.begin()
         return ((shard, (np.array(sums), pair)) for shard, (sums, pair) in self._run(work, own, self._sums))
 
     def outputs(self, work: Work, own: Copy) -> Iterator[tuple[int, Any]]:
@@ -81,8 +94,8 @@ class Shards:
         if not tasks:
             return iter(())
         drawn = tf.constant(np.array([task.drawn for task in tasks]))
-        parts = tf.constant([task.part for task in tasks], tf.float64)
-        given = [task.tensors for task in tasks], drawn, parts
+        fractions = tf.constant([task.fraction for task in tasks], tf.float64)
+        given = [task.tensors for task in tasks], drawn, fractions
         call = self._call(lanes, self.replicas.copies(own), given)
         try:
             results = call(*given)
@@ -112,46 +125,51 @@ class Shards:
         examples = count(piece)
         alone = work.num_shards == 1
         tensors = [_tensor(value) for value in leaves(piece) if not _static(value)]
-        drawn, part = self._seeds(work, shard), examples / work.num_examples
+        drawn, fraction = self._seeds(work, shard), examples / work.num_examples
         variables = len(own.trained), *map(id, own.all)
         scale = getattr(self._program.optimizer, "loss_scale_factor", None)
         program = self._program.room, self._program.form, scale
         key = body.__name__, alone, work.summed, variables, program, repr(transform(piece, _signature))
         if key not in self._traces:
-            columns: list[Column] = []
+            found = Found()
 
-            def traced_body(variables: Any, given: Any, drawn: Any, part: Any) -> Any:
+            def traced_body(variables: Any, given: Any, drawn: Any, fraction: Any) -> Any:
                 copy = Copy(variables[: len(own.trained)], variables[len(own.trained) :])
-                return body(copy, _rebuilt(piece, given), drawn, Share(examples, part, alone, work.summed), columns)
+                return body(copy, _rebuilt(piece, given), drawn, Share(examples, fraction, alone, work.summed), found)
 
-            traced = _trace(traced_body, (own.all, tensors, tf.constant(drawn), tf.constant(part, tf.float64)))
+            traced = _trace(traced_body, (own.all, tensors, tf.constant(drawn), tf.constant(fraction, tf.float64)))
             unsupported.check_graph(traced.graph, self._exact)
-            self._traces[key] = traced, columns, own  # held, so that their ids stay theirs
-        traced, columns, _ = self._traces[key]
+            self._traces[key] = traced, found, own  # held, so that their ids stay theirs
+        traced, found, _ = self._traces[key]
         if body != self._outputs:
-            self.columns = columns
-        return Task(shard, traced, tensors, drawn, part)
+            self.names.add(found.columns)
+        if found.labels is not None:  # a GPU gives NaN for one outside the classes
+            for targets in leaves(piece[1]):
+                check_labels(np.asarray(targets), *found.labels)
+        return Task(shard, traced, tensors, drawn, fraction)
 
-    def _leaf(self, own: Copy, batch: Any, drawn: Any, share: Share, columns: list[Column]) -> Leaf:
+    def _leaf(self, own: Copy, batch: Any, drawn: Any, share: Share, found: Found) -> Leaf:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(own.trained)
-            term = self._program.term(own, batch, share, drawn, training=True)
+            outcome = self._program.compute(own, batch, share, drawn, training=True)
+            term = outcome.term
             root = self._program.optimizer.scale_loss(term.root)
         gradients = tape.gradient(root, own.trained)
-        columns[:] = term.columns
+        found.columns, found.labels = outcome.columns, term.labels
         kept = [
             None if after is before else _weighed(after, share)
-            for before, after in zip(own.kept, term.kept, strict=True)
+            for before, after in zip(own.kept, outcome.kept, strict=True)
         ]
-        dense = [None if each is None else _dense(each, term.share) for each in gradients]
-        return Leaf(dense, kept, _vector(term), tf.convert_to_tensor(term.there), term.pair)
+        dense = [None if each is None else _dense(each, term.gradient_factor) for each in gradients]
+        sums = array_ops.join(outcome.parts)
+        return Leaf(dense, kept, sums, tf.convert_to_tensor(term.contributes), outcome.pair)
 
-    def _sums(self, own: Copy, batch: Any, drawn: Any, share: Share, columns: list[Column]) -> Any:
-        term = self._program.term(own, batch, share._replace(alone=False), drawn, training=False)
-        columns[:] = term.columns
-        return _vector(term), term.pair
+    def _sums(self, own: Copy, batch: Any, drawn: Any, share: Share, found: Found) -> Any:
+        outcome = self._program.compute(own, batch, share._replace(alone=False), drawn, training=False)
+        found.columns, found.labels = outcome.columns, outcome.term.labels
+        return array_ops.join(outcome.parts), outcome.pair
 
-    def _outputs(self, own: Copy, inputs: Any, drawn: Any, share: Share, columns: list[Column]) -> Any:
+    def _outputs(self, own: Copy, inputs: Any, drawn: Any, share: Share, found: Found) -> Any:
         return self._program.outputs(own, inputs, drawn)
 
     def _seeds(self, work: Work, shard: int) -> Any:
@@ -162,15 +180,12 @@ class Shards:
 
 
 def _finished(leaf: Leaf) -> Leaf:
-    """The leaf on the host; a shard that weighs nothing gives exact zeros, also where the loss says NaN."""
-    sums = np.array(leaf.sums)
+    """The leaf on the host; a shard without a loss gives exact zeros, also if its gradient is NaN."""
     gradients = [None if each is None else np.asarray(each) for each in leaf.gradients]
-    if not leaf.there:
-        sums[LOSS] = 0.0
+    if not leaf.contributes:
         gradients = [None for _ in gradients]
-    return leaf._replace(
-        gradients=gradients, kept=[None if each is None else np.asarray(each) for each in leaf.kept], sums=sums
-    )
+    kept = [None if each is None else np.asarray(each) for each in leaf.kept]
+    return leaf._replace(gradients=gradients, kept=kept, sums=np.array(leaf.sums))
 
 
 def _trace(body: Callable[..., Any], given: tuple[Any, ...]) -> Any:
@@ -217,20 +232,14 @@ def _rebuilt(piece: Any, tensors: Sequence[Any]) -> Any:
     return transform(piece, lambda value: value if _static(value) else next(given))
 
 
-def _dense(gradient: Any, share: Any) -> Any:
-    """A gradient in the type in which it is added, and in its share where its loss could not carry that."""
+def _dense(gradient: Any, factor: Any) -> Any:
+    """A gradient in the type in which it is added, and times what its loss could not be multiplied by."""
     dense = tf.convert_to_tensor(gradient)
     dense = tf.cast(dense, accumulated(dense))
-    return dense if share is None else dense * tf.cast(share, dense.dtype)
+    return dense if factor is None else dense * tf.cast(factor, dense.dtype)
 
 
 def _weighed(value: Any, share: Share) -> Any:
     """A running statistic in the type in which it is added, in its shard's share; whole numbers stay as they are."""
     value = tf.cast(value, accumulated(value))
-    return value if share.alone or not value.dtype.is_floating else value * tf.cast(share.part, value.dtype)
-
-
-def _vector(term: Any) -> Any:
-    """[loss, weight, divided, metric sums ...]"""
-    head = tf.stack([double(term.loss), double(term.weight), double(term.divided)])
-    return tf.concat([head, *(tf.reshape(double(each), (-1,)) for each in term.sums)], axis=0)
+    return value if share.alone or not value.dtype.is_floating else value * tf.cast(share.fraction, value.dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.torch import hooks, inputs, loaders, losses, metrics, pickling, rng, settings
+from lockstep.backends.torch import array_ops, hooks, inputs, loaders, losses, pickling, rng, settings
 from lockstep.backends.torch.closure_guard import Surroundings
 from lockstep.backends.torch.flat_vectors import Nearby, Vectors
 from lockstep.backends.torch.loss_scaler import HALF, Scaler
@@ -21,6 +21,7 @@ from lockstep.core import tree
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, resolve
+from lockstep.core.named_metrics import NamedMetrics
 from lockstep.core.outputs import ShardOutputs
 from lockstep.core.reduction import Criterion
 
@@ -39,7 +40,7 @@ class TorchBackend:
         importlib.import_module("torch._dynamo")  # the first optimizer step would, and take seconds in a worker
         loss = recipe.loss.to(self._device) if isinstance(recipe.loss, torch.nn.Module) else recipe.loss
         self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
-        chosen = resolve(recipe.metrics, metrics.named(loss))
+        chosen = resolve(recipe.metrics, NamedMetrics(array_ops, losses.find_traits(loss)).functions())
         self.outputs = ShardOutputs(recipe.keeps_outputs, inputs.host_output, torch.tensor, inputs.to_cpu)
         self._shards = Shards(self._replica, loss, chosen, self._options, self.outputs)
         self._has_own_train = any(type(each).train is not torch.nn.Module.train for each in recipe.model.modules())
@@ -74,7 +75,7 @@ class TorchBackend:
 
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Computes shard after shard; whatever happens, the model's buffers end as they began."""
-        self._shards.begun = False
+        self._shards.begin()
         trained = list(self._trained.values())
         statistics = self._shards.statistics
         statistics.keep()
@@ -176,7 +177,7 @@ class TorchBackend:
     @property
     def criterion(self) -> Criterion | None:
         """A loss of which torch does not say how it reduces."""
-        found = losses.criterion_of(self._loss)
+        found = losses.find_unknown(self._loss)
         return None if found is None else functools.partial(self._judged, found)
 
     def _judged(self, criterion: Any, outputs: Any, targets: Any) -> float | None:
@@ -185,7 +186,7 @@ class TorchBackend:
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Loss and metrics of each shard in evaluation mode."""
-        self._shards.begun = False
+        self._shards.begin()
         with self._resting():
             for shard, piece in work.shards.items():
                 yield shard, self._shards.sums(work, shard, piece).numpy()

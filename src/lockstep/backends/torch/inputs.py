@@ -6,14 +6,12 @@ the batch.
 """
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from lockstep.core.batches import transform
-from lockstep.errors import ModelError
 
 _THREAD = threading.local()  # its streams
 
@@ -113,14 +111,3 @@ def to_cpu(metric: Any) -> Any:
         if hasattr(each, "sync_on_compute"):
             vars(each).update(sync_on_compute=False, _to_sync=False)
     return metric.to("cpu")
-
-
-def call(model: torch.nn.Module, inputs: Any) -> Any:
-    """The model's outputs: a tuple of inputs is spread, a dict goes in by name."""
-    if isinstance(inputs, Mapping):
-        outputs = model(**inputs)
-    else:
-        outputs = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-    if outputs is None:
-        raise ModelError(f"A model gives outputs. Got None from {type(model).__name__}. End its forward with `return`.")
-    return outputs

@@ -1,83 +1,115 @@
-"""Losses: what a shard's loss weighs, so that the shards add up to the batch's own loss.
-
-A mean over the shard's examples is multiplied by (its examples / the batch's)
-before the backward pass; the shards then simply add. A loss that divides by
-something else (targets that are not ignored, class weights, example weights) is
-summed instead and divided once after the tree. With one shard neither happens:
-the loss is the user's own, to the bit.
-"""
+"""torch's losses: by what their own means divide, and which of them say how they reduce."""
 
 import copy
 import functools
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.backends.torch.inputs import call
-from lockstep.core.batches import describe
-from lockstep.core.objective import Objective, Sum, read_sum
-from lockstep.core.weights import explain_missing_input, split_batch
-from lockstep.errors import BatchError, ModelError
+from lockstep.backends.torch import array_ops
+from lockstep.core.named_metrics import LossTraits
+from lockstep.core.objective import Objective
+from lockstep.core.target_kind import Labels
+from lockstep.core.weighing import Criterion, Share, Term, Weighing
+from lockstep.errors import ModelError
 
-SHORT = (torch.float16, torch.bfloat16)  # shorter than what leaves are added in
+WEIGHING = Weighing(array_ops, "weights.float()")
 
-
-class Share(NamedTuple):
-    """A shard's part of the batch: its examples, the batch's, and whether it is all there is."""
-
-    examples: int
-    total: int
-    alone: bool
-    summed: bool = False  # whether a loss that does not say so itself is a sum
+_BINARY = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
+_BINARY_FUNCTIONS = (nn.functional.binary_cross_entropy_with_logits, nn.functional.multilabel_soft_margin_loss)
 
 
-@dataclass(frozen=True)
-class Term:
-    """The loss of one shard: where the backward pass starts, and what the sums get."""
-
-    root: Tensor | None  # None: this shard weighs nothing and has no gradient
-    loss: Any
-    weight: Any
-    divided: bool = False
-    outputs: Any = None
-    targets: Any = None
-    values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
-    share: float = 1.0  # by what the gradient is still to be multiplied
-    reading: str = ""  # how a model's own loss was read, which must be one way in all shards
-
-
-def of(loss: Any) -> Callable[[nn.Module, Any, Share], Term]:
-    """The function (model, shard's batch, share) -> Term for what the user gave as loss, but None."""
+def choose_term(loss: Any) -> Callable[[nn.Module, Any, Share], Term]:
+    """The function (model, shard's batch, share) -> Term for what the script gave as loss, unless that is None."""
     if isinstance(loss, Objective):
-        return functools.partial(_objective, loss)
-    criterion = _criterion(loss)
-    if not callable(criterion):
+        return functools.partial(WEIGHING.weigh_objective, loss)
+    function = _resolve(loss)
+    if not callable(function):
         raise ModelError(
             f"A loss is a torch.nn loss, a function of (outputs, targets) or a lockstep.objective. Got {loss!r}."
         )
-    return functools.partial(_compared, criterion)
+    return functools.partial(WEIGHING.compare, TorchCriterion(function))
 
 
-def criterion_of(loss: Any) -> Callable[[Any, Any], Any] | None:
+def find_unknown(loss: Any) -> Callable[[Any, Any], Any] | None:
     """The loss as a function of (outputs, targets), if it does not say itself how it reduces them."""
-    criterion = _criterion(loss)
-    own = getattr(type(criterion), "forward", criterion)
+    function = _resolve(loss)
+    own = getattr(type(function), "forward", function)
     own = own.func if isinstance(own, functools.partial) else own
-    said = (getattr(own, "__module__", None) or "").startswith(("torch.nn.modules.loss", "torch.nn.functional"))
-    return None if loss is None or isinstance(loss, Objective) or said or _is_sum(criterion) else criterion
+    known = (getattr(own, "__module__", None) or "").startswith(("torch.nn.modules.loss", "torch.nn.functional"))
+    return None if loss is None or isinstance(loss, Objective) or known or _is_sum(function) else function
 
 
-def ignored(loss: Any) -> int | None:
-    """The target that the loss leaves out, if it has one."""
-    criterion = _criterion(loss)
-    return criterion.ignore_index if _of_classes(criterion) else None
+def find_traits(loss: Any) -> LossTraits:
+    """What named metrics need to know of the loss."""
+    function, resolved = getattr(loss, "func", loss), _resolve(loss)
+    probabilities = isinstance(loss, nn.BCELoss) or function is nn.functional.binary_cross_entropy
+    binary = isinstance(loss, _BINARY) or any(function is each for each in _BINARY_FUNCTIONS)
+    ignored = resolved.ignore_index if _is_of_classes(resolved) else None
+    return LossTraits(ignored, axis=1, binary=binary or probabilities, threshold=0.5 if probabilities else 0.0)
 
 
-def _criterion(loss: Any) -> Any:
+class TorchCriterion(Criterion):
+    """A loss of (outputs, targets); of torch's own loss over classes it is known what its mean divides by."""
+
+    divides_by_targets = True
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the loss says that it is a sum."""
+        return _is_sum(self.function)
+
+    def check(self, outputs: Any, targets: Any, examples: int) -> None:
+        """Refuse class weights of another number, before a label is looked up in them."""
+        weights = self.function.weight if _is_of_classes(self.function) else None
+        if (
+            weights is not None
+            and isinstance(outputs, Tensor)
+            and outputs.ndim > 1
+            and len(weights) != outputs.shape[1]
+        ):
+            raise ModelError(
+                f"Class weights are one for each class. Got {len(weights)} for {outputs.shape[1]} classes. "
+                "Give one for each of the model's outputs."
+            )
+
+    def find_labels(self, outputs: Any, targets: Any) -> Labels | None:
+        """The classes of a loss that takes integers as labels."""
+        if not (_is_of_classes(self.function) and _are_labels(targets)):
+            return None
+        has_classes = isinstance(outputs, Tensor) and outputs.ndim > 1
+        return Labels(outputs.shape[1], self.function.ignore_index) if has_classes else None
+
+    def compute_each(self, outputs: Any, targets: Any) -> Any:
+        """The loss without its reduction; a sum over an example's elements if its mean is one of such sums."""
+        values = _reduce(self.function, "none")(outputs, targets)
+        if getattr(self.function, "reduction", None) == "batchmean" and isinstance(values, Tensor) and values.ndim:
+            return values.reshape(len(values), -1).sum(1)
+        return values
+
+    def compute_sum(self, outputs: Any, targets: Any) -> Any:
+        """torch's own sum."""
+        return _reduce(self.function, "sum")(outputs, targets)
+
+    def count(self, targets: Any) -> Any:
+        """What each label weighs: 0 if it is ignored, else its class's weight."""
+        if not (_is_of_classes(self.function) and self.function.reduction == "mean" and _are_labels(targets)):
+            return None
+        counted = targets != self.function.ignore_index
+        if self.function.weight is None:
+            return counted.double()
+        weights: Tensor = self.function.weight.detach().double()
+        return torch.where(counted, weights[torch.where(counted, targets, 0).long()], 0)
+
+    def find_contributing(self, targets: Any, counted: Any) -> Any:
+        """With label smoothing also labels whose own class weighs 0."""
+        smoothed = getattr(self.function, "label_smoothing", 0.0) > 0
+        return targets != self.function.ignore_index if smoothed else counted
+
+
+def _resolve(loss: Any) -> Any:
     """The loss with torch's functional forms turned into the modules that say how they divide."""
     function, keywords = (loss.func, loss.keywords) if isinstance(loss, functools.partial) else (loss, {})
     if function is nn.functional.cross_entropy:
@@ -87,202 +119,26 @@ def _criterion(loss: Any) -> Any:
     return loss
 
 
-def mean(value: Tensor, share: Share, **rest: Any) -> Term:
-    """A mean over the shard's examples.
-
-    A loss in a shorter type than leaves are added in would round its share, so there the gradient is multiplied by it.
-    """
-    part = 1.0 if share.alone else share.examples / share.total
-    loss = value.detach().double() * share.examples
-    if share.alone or value.dtype in SHORT:
-        return Term(value, loss, share.examples, share=part, **rest)
-    return Term(value * part, loss, share.examples, **rest)
+def _are_labels(targets: Any) -> bool:
+    return isinstance(targets, Tensor) and not targets.is_floating_point()
 
 
-def _pair(value: Tensor, weight: Any, share: Share, contributes: Tensor | None = None, **rest: Any) -> Term:
-    """A sum over the shard and what it is to be divided by; `contributes` tells what of the shard can be in the sum.
-
-    A shard is left out only where its sum is 0 by construction: weights of both signs may cancel, and label smoothing
-    gives a loss to targets whose class weighs 0. A batch whose weights sum to 0 is refused.
-    """
-    if share.alone:
-        counts = float(weight) != 0
-    elif contributes is not None:
-        counts = bool(contributes.any())
-    else:  # an objective's: 0 / 0 in a shard without anything to count is no loss
-        total = float(value.detach())
-        counts = float(weight) != 0 or (math.isfinite(total) and total != 0)
-    if not counts:
-        return Term(None, 0.0, 0.0, True, **rest)
-    if share.alone:
-        return Term(value / weight, value.detach(), weight, **rest)
-    return Term(value, value.detach(), weight, True, **rest)
-
-
-def _sum(loss: Sum, share: Share, **rest: Any) -> Term:
-    """A sum, which is divided only if it has a count."""
-    if loss.count is None:
-        return Term(loss.total, loss.total.detach(), 0.0, **rest)
-    return _pair(loss.total, loss.count, share, **rest)
-
-
-def _objective(objective: Objective, model: nn.Module, batch: Any, share: Share) -> Term:
-    """What the user's own function says: a mean, a sum, or one of them with metrics."""
-    loss, values = objective.compute(model, batch)
-    if isinstance(loss, Sum):
-        return _sum(loss, share, values=values)
-    if not isinstance(loss, Tensor) or (loss.ndim and len(loss) != share.examples):
-        raise ModelError(
-            "An objective returns the shard's mean loss as a tensor, one loss per example, "
-            "lockstep.Sum(total, count), or (one of these, {name: value}). "
-            f"Got {describe(loss)} for a shard of {share.examples}."
-        )
-    return mean(loss.mean() if loss.ndim else loss, share, values=values)
-
-
-def _compared(criterion: Any, model: nn.Module, batch: Any, share: Share) -> Term:
-    """A loss of (outputs, targets), with example weights where the batch has them."""
-    inputs, targets, weights = split_batch(batch, "weights.float()")
-    with explain_missing_input(batch):
-        outputs = call(model, inputs)
-    rest = {"outputs": outputs, "targets": targets}
-    _check_classes(criterion, outputs)
-    try:
-        _check_labels(criterion, outputs, targets)
-        if weights is not None:
-            return _weighted(criterion, outputs, targets, weights, share, rest)
-        if share.summed or _is_sum(criterion):
-            value = criterion(outputs, targets)
-            return Term(value, value.detach(), 0.0, **rest)
-        if _counts_targets(criterion, targets):
-            counted = _target_weights(criterion, targets)
-            weight = counted.sum()
-            if share.alone and float(weight):
-                value = criterion(outputs, targets)
-                return Term(value, value.detach().double() * weight, weight, **rest)
-            total = _reduced(criterion, "sum")(outputs, targets)
-            return _pair(total, weight, share, _contributing(criterion, targets, counted), **rest)
-        value = read_sum(criterion(outputs, targets))
-    except IndexError as error:
-        if _of_classes(criterion):
-            raise _labels(error, outputs, targets) from error
-        raise
-    if isinstance(value, Sum):
-        return _sum(value, share, **rest)
-    if not isinstance(value, Tensor) or (value.ndim and len(value) != share.examples):
-        raise ModelError(
-            "A loss gives one number, one per example, or lockstep.Sum(total, count). "
-            f"Got {describe(value)} for a shard of {share.examples}."
-        )
-    return mean(value.mean() if value.ndim else value, share, **rest)
-
-
-def _weighted(criterion: Any, outputs: Any, targets: Any, weights: Any, share: Share, rest: Mapping[str, Any]) -> Term:
-    """The mean with a weight for each example: the weighted sum over the sum of the weights."""
-    if isinstance(weights, list) and all(isinstance(weight, int | float) for weight in weights):
-        weights = torch.tensor(weights, dtype=torch.float64, device=getattr(outputs, "device", None))
-    shape = tuple(getattr(weights, "shape", ()))
-    if not shape or weights.numel() != share.examples:
-        raise BatchError(
-            f"There is one weight per example. Got weights of shape {shape} for a shard of "
-            f"{share.examples}. Give one number for each example."
-        )
-    values = _reduced(criterion, "none")(outputs, targets)
-    if not isinstance(values, Tensor) or not values.ndim or len(values) != share.examples:
-        raise ModelError(
-            f"Example weights need a loss that gives one value per example. Got {describe(values)} for a shard of "
-            f"{share.examples}. Return one value per example, or write an objective that returns "
-            "lockstep.Sum(total, count)."
-        )
-    exact_weights = weights.double().reshape(-1)
-    weights = exact_weights.to(values.dtype)
-    spread = weights.reshape(-1, *[1] * (values.ndim - 1))  # (examples, 1, ...)
-    total = (values * spread).sum()
-    if getattr(criterion, "reduction", None) == "sum":
-        return Term(total, total.detach(), 0.0, **rest)
-    if _counts_targets(criterion, targets):
-        counted = _target_weights(criterion, targets) * spread.double()
-        contributes = _contributing(criterion, targets, counted) & (spread != 0)
-    else:
-        rows = values.reshape(len(values), -1)
-        of_sums = getattr(criterion, "reduction", None) == "batchmean"
-        total = ((rows.sum(1) if of_sums else rows.mean(1)) * weights).sum()
-        counted = contributes = exact_weights
-    return _pair(total, counted.sum().detach(), share, contributes, **rest)
-
-
-def _counts_targets(criterion: Any, targets: Any) -> bool:
-    """Whether the loss's mean divides by the targets it counts: class indices, some ignored, some heavier."""
-    return (
-        _of_classes(criterion)
-        and criterion.reduction == "mean"
-        and isinstance(targets, Tensor)
-        and not targets.is_floating_point()
-    )
-
-
-def _of_classes(criterion: Any) -> bool:
+def _is_of_classes(function: Any) -> bool:
     """Whether this is torch's own loss over classes; a subclass with a forward of its own is a loss we do not know."""
-    return getattr(type(criterion), "forward", None) in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
+    return getattr(type(function), "forward", None) in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
 
 
-def _target_weights(criterion: Any, targets: Tensor) -> Tensor:
-    """What each target weighs: 0 where ignored, else its class's weight."""
-    counted: Tensor = targets != criterion.ignore_index
-    if criterion.weight is None:
-        return counted.double()
-    weights: Tensor = criterion.weight.double()
-    return torch.where(counted, weights[torch.where(counted, targets, 0).long()], 0)
+def _reduce(function: Any, reduction: str) -> Any:
+    """torch's own loss with another reduction; a loss of the script's as it is."""
+    own = type(function).__module__.startswith("torch.nn") or _is_of_classes(function)
+    if not own or not hasattr(function, "reduction"):
+        return function
+    function = copy.copy(function)
+    function.reduction = reduction
+    return function
 
 
-def _contributing(criterion: Any, targets: Tensor, weights: Tensor) -> Tensor:
-    """Which targets have a loss: with label smoothing also those whose own class weighs 0."""
-    smoothed = getattr(criterion, "label_smoothing", 0.0) > 0
-    return targets != criterion.ignore_index if smoothed else weights != 0
-
-
-def _reduced(criterion: Any, reduction: str) -> Any:
-    """torch's own loss with another reduction; a loss of the user's as it is."""
-    own = type(criterion).__module__.startswith("torch.nn") or _of_classes(criterion)
-    if not own or not hasattr(criterion, "reduction"):
-        return criterion
-    criterion = copy.copy(criterion)
-    criterion.reduction = reduction
-    return criterion
-
-
-def _is_sum(criterion: Any) -> bool:
+def _is_sum(function: Any) -> bool:
     """Whether the loss says that it is a sum."""
-    return getattr(criterion, "reduction", None) == "sum" or _keyword(criterion, "reduction") == "sum"
-
-
-def _keyword(function: Any, name: str) -> Any:
-    return function.keywords.get(name) if isinstance(function, functools.partial) else None
-
-
-def _check_classes(criterion: Any, outputs: Any) -> None:
-    """Refuses class weights of another number, before a label is looked up in them."""
-    weights = criterion.weight if _of_classes(criterion) else None
-    if weights is not None and isinstance(outputs, Tensor) and outputs.ndim > 1 and len(weights) != outputs.shape[1]:
-        raise ModelError(
-            f"Class weights are one for each class. Got {len(weights)} for {outputs.shape[1]} classes. "
-            "Give one for each of the model's outputs."
-        )
-
-
-def _check_labels(criterion: Any, outputs: Any, targets: Any) -> None:
-    """Raises what the CPU's kernel raises; a GPU's would end the process's context instead."""
-    if _of_classes(criterion) and isinstance(targets, Tensor) and targets.is_cuda and not targets.is_floating_point():
-        counted = targets[targets != criterion.ignore_index]
-        if bool(((counted < 0) | (counted >= outputs.shape[1])).any()):
-            raise IndexError("a target is out of bounds")
-
-
-def _labels(error: IndexError, outputs: Any, targets: Any) -> Exception:
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.ndim < 2:
-        return error
-    classes = outputs.shape[1]
-    return BatchError(
-        f"Labels run from 0 to {classes - 1}, for the model gives {classes} outputs. "
-        f"Got labels from {targets.min().item()} to {targets.max().item()}. Mend the labels, or the last layer."
-    )
+    keywords = function.keywords if isinstance(function, functools.partial) else {}
+    return "sum" in (getattr(function, "reduction", None), keywords.get("reduction"))

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lockstep.backends.torch.inputs import call
-from lockstep.backends.torch.losses import SHORT, Share, Term, mean
-from lockstep.core.batches import describe
+from lockstep.backends.torch.array_ops import SHORT
+from lockstep.backends.torch.losses import WEIGHING
+from lockstep.core.batch_entries import call_model
+from lockstep.core.weighing import Share, Term
 from lockstep.errors import ModelError
 
 IGNORED = -100  # torch's own, and that of every model of Hugging Face
@@ -53,37 +54,25 @@ class ModelLoss:
 
     def __call__(self, model: nn.Module, batch: Any, share: Share) -> Term:
         """The term of one shard."""
-        outputs = call(model, batch)
-        loss = _loss_of(outputs)
-        if loss is None:
-            raise ModelError(
-                "Without a loss the model's output carries one as `.loss`. "
-                f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
-            )
-        if loss.ndim and len(loss) != share.examples:
-            raise ModelError(
-                f"The loss of a model's output is one number, or one per example. Got shape {tuple(loss.shape)} for a "
-                f"shard of {share.examples}. Return its mean."
-            )
-        logits = outputs.get("logits", outputs) if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
-        rest = {"outputs": logits, "targets": batch.get("labels") if isinstance(batch, Mapping) else None}
+        outputs = call_model(model, batch)
+        loss, rest = WEIGHING.find_model_loss(outputs, batch, share)
         labels = None if loss.ndim else _labels_of(model, batch)
         if labels is None:
-            return mean(loss.mean() if loss.ndim else loss, share, **rest)
+            return WEIGHING.mean(loss, share, **rest)
         readings = _readings(model, batch, labels)
         if not share.alone and loss.isnan() and not all(bool(each.counted(labels).any()) for each in readings):
-            return Term(None, 0.0, 0.0, True, **rest)  # 0 / 0
-        reading = self._read(readings, model, batch, labels, logits, loss, share)
+            return Term(loss, 0.0, 0.0, 1.0, contributes=False, **rest)  # 0 / 0
+        reading = self._read(readings, model, batch, labels, rest["outputs"], loss, share)
         rest["reading"] = repr(reading)
         if not reading.labels:
-            return mean(loss, share, **rest)
+            return WEIGHING.mean(loss, share, **rest)
         count = float(reading.counted(labels).sum())
         total = loss.detach().double() * count
         if share.alone:
             return Term(loss, total, count, **rest)
         if loss.dtype in SHORT:  # would round the count
-            return Term(loss, total, count, True, share=count, **rest)
-        return Term(loss * count, total, count, True, **rest)
+            return Term(loss, total, count, 1.0, gradient_factor=count, **rest)
+        return Term(loss * count, total, count, 1.0, **rest)
 
     def _read(
         self,
@@ -102,7 +91,7 @@ class ModelLoss:
         found = _closest(readings, loss, logits, labels)
         if found is None and _takes_num_items(model):
             found = next((each for each in readings if _divides(model, batch, each, labels)), None)
-        if found is None and ignored and share.examples < share.total:
+        if found is None and ignored and share.fraction < 1:
             raise ModelError(
                 f"The loss of {type(model).__name__} is not the mean over the labels that are not {IGNORED} (it gives "
                 f"{loss.item():.6g} for {int((labels != IGNORED).sum())} of {labels.numel()} labels) and does not "

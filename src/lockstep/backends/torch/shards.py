@@ -4,9 +4,7 @@ Every shard starts from the same parameters and buffers and from a seed of its
 own, and nothing it does is seen by the next.
 """
 
-import math
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,29 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.backends.base import Node, Work
-from lockstep.backends.torch import losses, metrics, rng, settings
+from lockstep.backends.torch import array_ops, losses, rng, settings
 from lockstep.backends.torch.attribute_guard import Kept
 from lockstep.backends.torch.buffers import Statistics, of_loss, writes
 from lockstep.backends.torch.compiled_code import check_compiled, name_modules
 from lockstep.backends.torch.gradients import copy_gradients, real
-from lockstep.backends.torch.inputs import call, copied, put
+from lockstep.backends.torch.inputs import copied, put
 from lockstep.backends.torch.loss_scaler import cast_parameters, power_of_two
-from lockstep.backends.torch.losses import Share, Term
 from lockstep.backends.torch.model_loss import ModelLoss
 from lockstep.backends.torch.parameter_guard import ParameterGuard
 from lockstep.backends.torch.replica import Replica
 from lockstep.core import seeds
+from lockstep.core.batch_entries import call_model
 from lockstep.core.batches import count, transform
 from lockstep.core.layout import Layout
-from lockstep.core.metrics import FIRST_METRIC, Column, Metric, Sums, ratio
-from lockstep.core.objective import Objective
+from lockstep.core.metrics import DIVIDED, FIRST_METRIC, WEIGHT, Column, Metric, Sums
 from lockstep.core.options import Options
 from lockstep.core.outputs import ShardOutputs
-from lockstep.errors import BatchError, ExactError, ModelError, NonFiniteError
+from lockstep.core.shard_sums import NUM_CHECKS, ShardNames, check_loss, find_room, measure, pad
+from lockstep.core.weighing import Share, Term
+from lockstep.errors import BatchError, ExactError, ModelError
 
 Value = TypeVar("Value")
-
-CUSTOM_SUMS = 1024  # room for a metric with sums of its own, such as a confusion matrix of 32 classes
 
 
 def accumulated(tensor: Tensor) -> str:
@@ -67,12 +64,12 @@ class Shards:
         self, replica: Replica, loss: Any, chosen: list[Metric], options: Options, outputs: ShardOutputs
     ) -> None:
         self._replica = replica
-        self._term = ModelLoss() if loss is None else losses.of(loss)
-        self._reading = ""
+        self._term = ModelLoss() if loss is None else losses.choose_term(loss)
+        self._reading, self._begun = "", False
         self._metrics = chosen
         self._kept_outputs = outputs
         self._precision = options.precision
-        self._own_metrics = isinstance(loss, Objective)
+        self._room = find_room(chosen, loss)
         own = list(loss.modules()) if isinstance(loss, nn.Module) else []
         if options.exact:
             check_compiled(replica.model, replica.optimizer, loss, chosen)
@@ -80,29 +77,36 @@ class Shards:
         self._kept = Kept(name_modules(replica.model, loss), loss) if options.exact else Kept({})
         roots = (replica.model, *([loss] if isinstance(loss, nn.Module) else []))
         self._guard = ParameterGuard(*roots) if options.exact else ParameterGuard()
-        self.columns: list[Column] = []
-        self.begun = False  # whether a shard of this command has named its values
+        self.names = ShardNames()
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """The metrics of the last shard computed."""
+        return self.names.columns
+
+    def begin(self) -> None:
+        """A new command, whose shards may have other metrics."""
+        self.names.begin()
+        self._begun = False
 
     def layout(self, trained: Mapping[str, Tensor]) -> Layout:
         """Gradients first, then buffers, the flags that tell which of both were there, and the sums."""
-        room = sum(2 if metric.result is ratio else CUSTOM_SUMS for metric in self._metrics)
-        room += CUSTOM_SUMS if self._own_metrics else 0
         buffers = self.statistics.averaged
         return Layout.build(
             [(name, accumulated(tensor), tuple(real(tensor).shape)) for name, tensor in trained.items()],
             [
                 *((buffer.name, accumulated(buffer.tensor), tuple(buffer.tensor.shape)) for buffer in buffers),
                 ("there", "int64", (len(trained) + len(buffers),)),
-                ("sums", "float64", (FIRST_METRIC + room + 2,)),  # at the end (the names' checksum, 1)
+                ("sums", "float64", (FIRST_METRIC + self._room + NUM_CHECKS,)),
             ],
         )
 
     def leaf(self, work: Work, shard: int, piece: Any, trained: list[Tensor], fields: Fields, scale: float) -> None:
         """Writes the leaf of one shard."""
-        if not self.begun:
+        if not self._begun:
             self._kept.keep(training=True)
             self._guard.keep(work.num_shards, training=True)
-            self._reading = ""
+            self._reading, self._begun = "", True
         for _ in self._kept.passes(lambda: fields.all):
             self._write(work, shard, piece, trained, fields, scale)
         if shard == max(work.shards):
@@ -115,30 +119,31 @@ class Shards:
         if term.reading and self._reading not in ("", term.reading):
             raise _other_readings()
         self._reading = term.reading or self._reading
-        values = self._measure(term, share)
+        sums = self._measure(term, share.examples)
         scaled = self._precision == "fp16"
-        if not math.isfinite(values[0]) and not scaled:  # the scaler leaves such an update out
-            raise NonFiniteError.at(work.step, shard, values[0])
-        whole = abs(values[1]) * share.total / share.examples if term.divided else 1.0
-        shrunk = power_of_two(whole / term.share or share.total) if scaled else 1.0
-        cast = cast_parameters(term.root) if term.root is not None and scaled and not share.alone else ()
-        if term.root is not None:
+        if not scaled:  # else the scaler leaves such an update out
+            check_loss(sums, work.step, shard)
+        factor = term.gradient_factor or 1.0
+        whole = abs(sums[WEIGHT]) * work.num_examples / share.examples if sums[DIVIDED] else 1.0
+        shrunk = power_of_two(whole / factor or work.num_examples) if scaled else 1.0
+        cast: Container[int] = ()
+        if bool(term.contributes):
+            cast = cast_parameters(term.root) if scaled and not share.alone else ()
             with _explained(work, shard):
                 _check(term.root)
-                factor = scale / shrunk
-                (term.root if factor == 1.0 else term.root * factor).backward()  # type: ignore[no-untyped-call]
-        there = copy_gradients(trained, fields.gradients, term.share * shrunk, cast)
-        weight = None if share.alone else share.examples / share.total
-        there += self.statistics.collect(fields.buffers, weight, first=shard == 0)
+                times = scale / shrunk
+                (term.root if times == 1.0 else term.root * times).backward()
+        there = copy_gradients(trained, fields.gradients, factor * shrunk, cast)
+        there += self.statistics.collect(fields.buffers, None if share.alone else share.fraction, first=shard == 0)
         fields.there.copy_(torch.tensor(there))
-        fields.sums.copy_(_padded(values, len(fields.sums) - 2, self._checked(term.reading)))
+        fields.sums.copy_(torch.from_numpy(pad(sums, len(fields.sums), self._checks(term.reading))))
 
     def sums(self, work: Work, shard: int, piece: Any) -> Tensor:
         """The sums of one shard, without training."""
 
         def compute() -> Tensor:
             term, share = self._forward(work, shard, piece, alone=False)
-            return torch.tensor(self._measure(term, share), dtype=torch.float64)
+            return torch.from_numpy(self._measure(term, share.examples))
 
         return self._unseen(compute, lambda sums: [sums], work.num_shards)
 
@@ -147,7 +152,7 @@ class Shards:
 
         def compute() -> Any:
             with self._alone(work, shard):
-                return call(self._replica.model, put(piece, self._replica.device))
+                return call_model(self._replica.model, put(piece, self._replica.device))
 
         return self._unseen(compute, flat, work.num_shards)
 
@@ -182,7 +187,8 @@ class Shards:
             parameter.grad = None
 
     def _forward(self, work: Work, shard: int, piece: Any, alone: bool) -> tuple[Term, Share]:
-        share = Share(count(piece), work.num_examples, alone, work.summed)
+        examples = count(piece)
+        share = Share(examples, examples / work.num_examples, alone, work.summed)
         with self._alone(work, shard):
             term = self._term(self._replica.model, put(piece, self._replica.device), share)
         if self._kept_outputs.wanted:
@@ -196,47 +202,27 @@ class Shards:
         with _explained(work, shard), settings.precise(self._precision, self._replica.device):
             yield
 
-    def _measure(self, term: Term, share: Share) -> list[float]:
-        """[loss, weight, divided, metric sums ...] of one shard."""
-        values: list[Any] = [term.loss, term.weight, term.divided]
-        columns: list[Column] = []
+    def _measure(self, term: Term, examples: int) -> Sums:
+        """[loss, weight, divided, metric sums ...] of one shard, read once."""
         with torch.no_grad():
-            for metric in self._metrics:
-                if term.outputs is None or term.targets is None:
-                    raise ModelError(
-                        "Metrics compare outputs and targets, and this loss tells neither. "
-                        "Let an objective return its own: return loss, {'name': value}."
-                    )
-                sums, column = metrics.measure(metric, term.outputs, term.targets, share.examples)
-                values += sums
-                columns.append(column)
-            for name, value in sorted(term.values.items()):
-                values += metrics.pair(name, value, share.examples)
-                columns.append(Column(name, 2))
-        before, self.columns = self.columns, columns
-        if self.begun and [column.name for column in before] != [column.name for column in columns]:
-            raise self._other_names()
-        self.begun = True
-        return [float(value) for value in values]
+            parts, columns = measure(array_ops, self._metrics, term, examples)
+        self.names.add(columns)
+        sums: Sums = array_ops.join(parts, self._replica.device).cpu().numpy()
+        return sums
 
     def check_names(self, sums: Sums) -> None:
-        """Raises where a shard of another process has named its metrics, or read the model's own loss, otherwise."""
-        own, count = self._checked(self._reading)
-        if self.begun and count and sums[-2] != own * sums[-1]:
-            raise _other_readings() if self._reading else self._other_names()
+        """Raise if a shard of another process has other metrics, or read the model's own loss otherwise."""
+        if self._reading and self.names.begun and sums[-2] != self._checks(self._reading)[0] * sums[-1]:
+            raise _other_readings()
+        if not isinstance(self._term, ModelLoss):
+            self.names.check(sums)
 
-    def _checked(self, reading: str) -> list[float]:
-        """A number that all shards must have, and 1; zeros for a shard that does not tell how its loss is read."""
-        if isinstance(self._term, ModelLoss) and not reading:
-            return [0.0, 0.0]
-        names = [*(column.name for column in self.columns), reading]
-        return [float(zlib.crc32("\n".join(names).encode())), 1.0]
-
-    def _other_names(self) -> ModelError:
-        return ModelError(
-            "An objective gives the same metrics for every shard. "
-            f"Got {[column.name for column in self.columns]} in one "
-            "and others in another. Return every name every time."
+    def _checks(self, reading: str) -> list[float]:
+        """What a shard's sums end with; zeros for a shard that does not tell how its loss is read."""
+        return (
+            [0.0, 0.0]
+            if isinstance(self._term, ModelLoss) and not reading
+            else self.names.checks(*filter(None, [reading]))
         )
 
 
@@ -253,15 +239,6 @@ def _other_readings() -> ModelError:
         "than in another: over its labels that are not -100, or over its examples. Write an objective that returns "
         "lockstep.Sum(model(**batch).loss * count, count) with the count that you mean."
     )
-
-
-def _padded(values: list[float], length: int, end: list[float]) -> Tensor:
-    if len(values) > length:
-        raise ModelError(
-            f"The metrics of a step give at most {length - FIRST_METRIC} sums. Got {len(values) - FIRST_METRIC}. "
-            "Give fewer, or more than one lockstep.Metric."
-        )
-    return torch.tensor(values + [0.0] * (length - len(values)) + end, dtype=torch.float64)
 
 
 def _check(root: Tensor) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
 from lockstep.backends.jax import JaxBackend
-from lockstep.backends.jax.metrics import CUSTOM_SUMS
 from lockstep.backends.jax.vector_fields import Fields
 from lockstep.backends.keras import loaders
 from lockstep.backends.keras.compiled import Compiled, parts
@@ -21,6 +20,7 @@ from lockstep.backends.keras.unsupported import RESTORED, check_built
 from lockstep.backends.keras_optimizer_state import RATE
 from lockstep.core.metrics import Sums
 from lockstep.core.reduction import Criterion
+from lockstep.core.shard_sums import CUSTOM_SUMS
 
 
 class KerasOnJax(JaxBackend):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.core.weights import explain_missing_input, split_batch
+from lockstep.core.batch_entries import explain_missing_input, split_batch
 from lockstep.errors import BatchError
 
 X, Y = np.zeros((4, 2)), np.zeros(4)

@@ -1,14 +1,18 @@
-"""The three entries of a batch for a loss of (outputs, targets), and what a third one may not be.
+"""The entries of a batch for a loss of (outputs, targets), and how a model is called with the first of them.
 
 Data sets often give (image, label, index). Taken for a weight, an index trains another model without a word.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, describe
-from lockstep.errors import BatchError
+from lockstep.errors import BatchError, ModelError
+
+if TYPE_CHECKING:
+    from lockstep.backends.array_ops import ArrayOps
 
 
 def split_batch(batch: Any, as_floats: str) -> tuple[Any, Any, Any]:
@@ -53,6 +57,38 @@ def explain_missing_input(batch: Any) -> Iterator[None]:
             f"{error}. The model was called with the first entry of {describe(batch)}: three entries are "
             "(inputs, targets, weights). If the first two are both inputs, give ((a, b), targets)."
         ) from error
+
+
+def call_model(model: Any, inputs: Any) -> Any:
+    """The model's outputs: a tuple of inputs goes in by position, a dict by name."""
+    arguments, named = spread_inputs(inputs)
+    outputs = model(*arguments, **named)
+    if outputs is None:
+        raise ModelError(f"A model gives outputs. Got None from {type(model).__name__}. End its forward with `return`.")
+    return outputs
+
+
+def spread_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with which a model is called.
+
+    >>> spread_inputs((1, 2)), spread_inputs({"x": 1})
+    (((1, 2), {}), ((), {'x': 1}))
+    """
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple) else (inputs,)), {}
+
+
+def check_example_weights(ops: "ArrayOps", weights: Any, examples: int) -> Any:
+    """The weights as an array; raises unless there is one for each example."""
+    weights = ops.as_array(weights) if isinstance(weights, list) else weights
+    shape = tuple(getattr(weights, "shape", ()))
+    if not shape or prod(shape) != examples:
+        raise BatchError(
+            f"There is one weight per example. Got weights of shape {shape} for a shard of {examples}. "
+            "Give one number for each example."
+        )
+    return weights
 
 
 def _integer_type(value: Any) -> str:

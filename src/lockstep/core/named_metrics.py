@@ -1,0 +1,88 @@
+"""The metrics that go by a name: accuracy, top5, mse and mae, as (sum, weight) over a shard, for every framework."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from lockstep.core.target_kind import TargetKind, find_target_kind
+from lockstep.errors import ModelError
+
+if TYPE_CHECKING:
+    from lockstep.backends.array_ops import ArrayOps
+
+Pair = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class LossTraits:
+    """What a loss says about the outputs and targets that it compares."""
+
+    ignored: int | None = None  # the label that does not count
+    axis: int = -1  # of the classes
+    binary: bool = False  # whether targets are taken element by element
+    threshold: float = 0.0  # from which on an output for a binary target means yes: 0.5 of probabilities
+    column: bool = False  # whether labels may keep the axis of the classes, of length 1
+
+
+class NamedMetrics:
+    """The named metrics beside one loss, over one framework's arrays."""
+
+    def __init__(self, ops: "ArrayOps", traits: LossTraits) -> None:
+        self._ops = ops
+        self._traits = traits
+
+    def functions(self) -> dict[str, Callable[[Any, Any], Pair]]:
+        """Every metric by its name."""
+        return {"accuracy": self._accuracy, "top5": self._top5, "mse": self._mse, "mae": self._mae}
+
+    def _accuracy(self, outputs: Any, targets: Any) -> Pair:
+        ops, axis = self._ops, self._traits.axis
+        targets, kind = self._read_targets("accuracy", outputs, targets)
+        if kind is TargetKind.BINARY:
+            found = ops.reshape(outputs, tuple(targets.shape)) > self._traits.threshold
+            hits = ops.equal(found, ops.double(targets) > 0.5)
+            return ops.count_true(hits), prod(hits.shape)
+        return self._count(ops.equal(ops.argmax(outputs, axis), targets), targets)
+
+    def _top5(self, outputs: Any, targets: Any) -> Pair:
+        axis = self._traits.axis % len(outputs.shape)
+        targets, _ = self._read_targets("top5", outputs, targets)
+        return self._count(self._ops.has_in_top(outputs, targets, min(5, outputs.shape[axis]), axis), targets)
+
+    def _mse(self, outputs: Any, targets: Any) -> Pair:
+        errors = self._subtract(outputs, targets)
+        return self._ops.total(errors * errors), prod(errors.shape)
+
+    def _mae(self, outputs: Any, targets: Any) -> Pair:
+        errors = self._subtract(outputs, targets)
+        return self._ops.total(abs(errors)), prod(errors.shape)
+
+    def _read_targets(self, metric: str, outputs: Any, targets: Any) -> tuple[Any, TargetKind]:
+        """Labels for targets that are labels or probabilities; binary targets as they are."""
+        traits, shape = self._traits, tuple(outputs.shape)
+        if traits.column and not traits.binary and len(targets.shape) == len(shape) > 1:
+            classes = traits.axis % len(shape)
+            if targets.shape[classes] == 1 < shape[classes]:
+                targets = self._ops.reshape(targets, shape[:classes] + shape[classes + 1 :])
+        binary = traits.binary and metric == "accuracy"
+        kind = find_target_kind(metric, shape, tuple(targets.shape), axis=traits.axis, binary=binary)
+        if kind is TargetKind.PROBABILITIES:
+            targets = self._ops.argmax(targets, traits.axis)
+        return targets, kind
+
+    def _count(self, hits: Any, targets: Any) -> Pair:
+        """The hits, and the targets that count."""
+        ops, ignored = self._ops, self._traits.ignored
+        if ignored is None:
+            return ops.count_true(hits), prod(hits.shape)
+        left_out = ops.equal(targets, ignored)
+        return ops.count_true(ops.where(left_out, False, hits)), prod(hits.shape) - ops.count_true(left_out)
+
+    def _subtract(self, outputs: Any, targets: Any) -> Any:
+        if tuple(outputs.shape) != tuple(targets.shape):
+            raise ModelError(
+                "mse and mae compare outputs and targets of one shape. "
+                f"Got {tuple(outputs.shape)} and {tuple(targets.shape)}. Reshape one of them."
+            )
+        return self._ops.double(outputs) - self._ops.double(targets)

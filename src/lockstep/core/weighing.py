@@ -1,0 +1,280 @@
+"""What a shard's loss weighs, so that the shards add up to the batch's own loss.
+
+A mean over the shard's examples is multiplied by (its examples / the batch's) before the
+backward pass; the shards then simply add. A loss that divides by something else (targets
+that are not ignored, class weights, example weights) is summed instead and divided once
+after the tree. With one shard neither happens: the loss is the script's own, to the bit.
+The reasons are in docs/design/weighing.md.
+
+This is written over `ArrayOps` and also runs inside jax.jit and tf.function, so a
+decision about values is itself an array, never an `if`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lockstep.core.batch_entries import call_model, check_example_weights, explain_missing_input, split_batch
+from lockstep.core.batches import describe
+from lockstep.core.objective import Objective, Sum, read_sum
+from lockstep.core.target_kind import Labels, check_labels
+from lockstep.errors import ModelError
+
+if TYPE_CHECKING:
+    from lockstep.backends.array_ops import ArrayOps
+
+
+class Share(NamedTuple):
+    """A shard's part of the batch."""
+
+    examples: int
+    fraction: Any  # its examples / the batch's; traced in a framework that compiles shards of many batch sizes once
+    alone: bool  # whether the batch has no other shard
+    summed: bool = False  # whether a loss that does not say how it reduces is a sum
+
+
+@dataclass(frozen=True)
+class Term:
+    """The loss of one shard: where its backward pass starts, and what the sums get."""
+
+    root: Any
+    loss: Any
+    weight: Any
+    divided: Any = 0.0  # 1 if the loss and the gradient are still to be divided by the weight, after the tree
+    times: float = 1.0  # by what the loss is multiplied on its way into the sums
+    contributes: Any = True  # whether the shard has a loss at all; if not, the gradient may be NaN and counts as zero
+    gradient_factor: Any = None  # by what the gradient is still to be multiplied
+    outputs: Any = None
+    targets: Any = None
+    values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
+    labels: Labels | None = None  # what the targets may be, if they are labels
+    reading: str = ""  # how the loss of the model's output was read, which must be one way in all shards
+    per_example: bool = False  # whether the gradient is a sum over the examples, by whose number the update divides
+
+
+class Counted(NamedTuple):
+    """By what a loss's own mean has divided."""
+
+    weight: Any
+    contributes: Any  # whether anything counts: weights of both signs may cancel
+    total: Any = None  # the sum that the mean would have divided, if it is taken for 0 when the weights cancel
+
+
+class Criterion:
+    """A loss of (outputs, targets) of which nothing is known but that it can be called.
+
+    A backend derives its own for the losses that it knows.
+    """
+
+    divides_by_targets = False  # whether `compute` divides by what `count` counts
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the loss says that it is a sum."""
+        return False
+
+    def check(self, outputs: Any, targets: Any, examples: int) -> None:
+        """Raise if the loss does not go with these outputs and targets."""
+
+    def find_labels(self, outputs: Any, targets: Any) -> Labels | None:
+        """What the targets may be, if they are labels of classes."""
+        return None
+
+    def compute(self, outputs: Any, targets: Any) -> Any:
+        """The loss as the script has it: one number, one per example, or a `Sum`."""
+        return self.function(outputs, targets)
+
+    def compute_each(self, outputs: Any, targets: Any) -> Any:
+        """One value per example or per target."""
+        return self.compute(outputs, targets)
+
+    def compute_sum(self, outputs: Any, targets: Any) -> Any:
+        """The sum over the targets that count; asked for only if `count` gives something."""
+        raise NotImplementedError
+
+    def count(self, targets: Any) -> Any:
+        """What each target counts in the mean: 0 if it is ignored, else its class's weight; None if all count alike."""
+        return None
+
+    def find_contributing(self, targets: Any, counted: Any) -> Any:
+        """An array that is not 0 for the targets that have a loss."""
+        return counted
+
+    def weigh(self, weighing: "Weighing", outputs: Any, targets: Any, weights: Any, share: Share) -> Term:
+        """The term; a loss that handles example weights by itself has its own way."""
+        return weighing.weigh_outputs(self, outputs, targets, weights, share)
+
+
+class Weighing:
+    """Makes terms of losses, in one framework.
+
+    `as_floats` is how the framework's users make floats of `weights`. A term's function takes
+    (model, shard's batch, share).
+    """
+
+    def __init__(self, ops: "ArrayOps", as_floats: str) -> None:
+        self.ops = ops
+        self.as_floats = as_floats
+
+    def call(self, model: Any, inputs: Any) -> Any:
+        """The model's outputs."""
+        return call_model(model, inputs)
+
+    # -- what the script gave as loss
+
+    def weigh_objective(self, objective: Objective, model: Any, batch: Any, share: Share) -> Term:
+        """What the script's own function says: a mean, a sum, or one of them with metrics."""
+        loss, values = objective.compute(model, batch)
+        if isinstance(loss, Sum):
+            return self.sum(loss, share, values=values)
+        if not self.is_mean(loss, share):
+            raise ModelError(
+                "An objective returns the shard's mean loss as an array, one loss per example, "
+                "lockstep.Sum(total, count), or (one of these, {name: value}). "
+                f"Got {describe(loss)} for a shard of {share.examples}."
+            )
+        return self.mean(loss, share, values=values)
+
+    def weigh_model(self, model: Any, batch: Any, share: Share) -> Term:
+        """The loss that the model's output carries."""
+        loss, rest = self.find_model_loss(self.call(model, batch), batch, share)
+        return self.mean(loss, share, **rest)
+
+    def find_model_loss(self, outputs: Any, batch: Any, share: Share) -> tuple[Any, dict[str, Any]]:
+        """The loss of a model's output, and what metrics compare: its logits, or all of it, with the batch's labels."""
+        named = isinstance(outputs, Mapping)
+        loss: Any = outputs.get("loss") if named else getattr(outputs, "loss", None)
+        if not self.ops.is_array(loss):
+            raise ModelError(
+                "Without a loss the model's output carries one as `.loss`. "
+                f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
+            )
+        if not self.is_mean(loss, share):
+            raise ModelError(
+                f"The loss of a model's output is one number, or one per example. Got shape {tuple(loss.shape)} for a "
+                f"shard of {share.examples}. Return its mean."
+            )
+        logits = outputs.get("logits", outputs) if named else getattr(outputs, "logits", outputs)
+        return loss, {"outputs": logits, "targets": batch.get("labels") if isinstance(batch, Mapping) else None}
+
+    def compare(self, criterion: Criterion, model: Any, batch: Any, share: Share) -> Term:
+        """A loss of (outputs, targets), with example weights if the batch has them."""
+        inputs, targets, weights = split_batch(batch, self.as_floats)
+        with explain_missing_input(batch):
+            outputs = self.call(model, inputs)
+        criterion.check(outputs, targets, share.examples)
+        labels = criterion.find_labels(outputs, targets)
+        found = None if labels is None else self.ops.to_host(targets)
+        if labels is not None and found is not None:  # before the loss: a GPU's kernel would end the process's context
+            check_labels(found, *labels)
+        term = criterion.weigh(self, outputs, targets, weights, share)
+        return replace(term, outputs=outputs, targets=targets, labels=labels)
+
+    def weigh_outputs(self, criterion: Criterion, outputs: Any, targets: Any, weights: Any, share: Share) -> Term:
+        """The term of a loss of these outputs and targets; `weights` is None or has one number per example."""
+        if weights is not None:
+            return self._weigh_examples(criterion, outputs, targets, weights, share)
+        counted = None if criterion.is_sum else criterion.count(targets)
+        if counted is not None:
+            contributes = self.ops.any_nonzero(criterion.find_contributing(targets, counted))
+            weight = self.ops.total(counted)
+            if share.alone and criterion.divides_by_targets:
+                value = criterion.compute(outputs, targets)
+                return self.own_mean(value, Counted(weight, contributes), share)
+            return self.pair(criterion.compute_sum(outputs, targets), weight, share, contributes)
+        value = read_sum(criterion.compute(outputs, targets))
+        if isinstance(value, Sum):
+            return self.sum(value, share)
+        if not self.is_mean(value, share):
+            raise ModelError(
+                "A loss gives one number, one per example, or lockstep.Sum(total, count). "
+                f"Got {describe(value)} for a shard of {share.examples}."
+            )
+        if criterion.is_sum or share.summed:
+            return self.sum(Sum(value), share)
+        return self.mean(value, share)
+
+    def _weigh_examples(self, criterion: Criterion, outputs: Any, targets: Any, weights: Any, share: Share) -> Term:
+        """The mean with a weight for each example: the weighted sum over the sum of the weights."""
+        ops = self.ops
+        weights = check_example_weights(ops, weights, share.examples)
+        values = criterion.compute_each(outputs, targets)
+        if not ops.is_array(values) or tuple(values.shape)[:1] != (share.examples,):
+            raise ModelError(
+                f"Example weights need a loss that gives one value per example. Got {describe(values)} for a shard of "
+                f"{share.examples}. Return one value per example, or write an objective that returns "
+                "lockstep.Sum(total, count)."
+            )
+        weights = ops.reshape(ops.double(weights), (share.examples,))
+        column = ops.as_column(weights, values)
+        counted = None if criterion.is_sum else criterion.count(targets)
+        if criterion.is_sum or counted is not None:
+            total = ops.total(values * ops.cast_like(column, values))
+        else:
+            total = ops.total(ops.average_rows(values, share.examples) * ops.cast_like(weights, values))
+        if criterion.is_sum:
+            return self.sum(Sum(total), share)
+        if counted is None:
+            return self.pair(total, ops.total(weights), share, ops.any_nonzero(weights))
+        contributing = criterion.find_contributing(targets, counted) * column
+        return self.pair(total, ops.total(counted * column), share, ops.any_nonzero(contributing))
+
+    # -- the ways in which losses weigh
+
+    def mean(self, value: Any, share: Share, **rest: Any) -> Term:
+        """A mean over the shard's examples.
+
+        A loss in a shorter type than gradients are added in would round its share, so then the gradient is multiplied.
+        """
+        value = self.ops.average(value) if self.ops.shape(value) else value
+        if share.alone or self.ops.is_short(value):
+            factor = None if share.alone else share.fraction
+            return Term(value, value, share.examples, times=share.examples, gradient_factor=factor, **rest)
+        return Term(self.ops.scale(value, share.fraction), value, share.examples, times=share.examples, **rest)
+
+    def sum(self, loss: Sum, share: Share, **rest: Any) -> Term:
+        """A sum, which is divided only if it has a count."""
+        if loss.count is None:
+            return Term(loss.total, loss.total, 0.0, **rest)
+        return self.pair(loss.total, loss.count, share, **rest)
+
+    def pair(self, value: Any, weight: Any, share: Share, contributes: Any = None, **rest: Any) -> Term:
+        """A sum over the shard and what it is to be divided by; `contributes`: whether anything of the shard counts.
+
+        A shard is left out only if its sum is 0 by construction: weights of both signs may cancel, and label smoothing
+        gives a loss to targets whose class weighs 0. A batch whose weights sum to 0 is refused. If only the sum is
+        known, one whose weight is 0 counts too, unless it is 0 or 0 / 0, as in a shard without anything to count.
+        """
+        ops = self.ops
+        number = ops.as_weight(weight)
+        if share.alone:
+            nonzero = number != 0
+            loss, divided = ops.where(nonzero, value, 0), ops.double(number == 0)
+            return Term(ops.divide(value, weight), loss, number, divided, contributes=nonzero, **rest)
+        if contributes is None:
+            contributes = number != 0
+            if contributes is not True:  # a framework that has the number on the host need not wait for the value
+                contributes = contributes | ops.is_finite_nonzero(value)
+        return Term(value, ops.where(contributes, value, 0), number, 1.0, contributes=contributes, **rest)
+
+    def own_mean(self, value: Any, counted: Counted, share: Share, **rest: Any) -> Term:
+        """A mean that the loss itself has divided by something else than the number of examples."""
+        ops = self.ops
+        number = ops.as_weight(counted.weight)
+        nonzero = number != 0
+        if share.alone:
+            loss = ops.double(value)
+            loss = ops.where(nonzero, loss * ops.cast_like(number, loss), 0)
+            return Term(value, loss, number, ops.double(number == 0), contributes=nonzero, **rest)
+        total = value * ops.cast_like(number, value)
+        if counted.total is not None:
+            total = ops.where(nonzero, total, ops.cast_like(counted.total, value))
+        loss = ops.where(counted.contributes, total, 0)
+        return Term(total, loss, number, 1.0, contributes=counted.contributes, **rest)
+
+    def is_mean(self, value: Any, share: Share) -> bool:
+        """Whether this is one number, or one row per example."""
+        return self.ops.is_array(value) and self.ops.shape(value)[:1] in ((), (share.examples,))
