@@ -115,13 +115,11 @@ class Weighing:
     (model, shard's batch, share).
     """
 
+    call = staticmethod(call_model)  # (model, inputs) -> outputs
+
     def __init__(self, ops: "ArrayOps", as_floats: str) -> None:
         self.ops = ops
         self.as_floats = as_floats
-
-    def call(self, model: Any, inputs: Any) -> Any:
-        """The model's outputs."""
-        return call_model(model, inputs)
 
     # -- what the script gave as loss
 

@@ -179,7 +179,12 @@ class LocalWorkers:
         sent = self._for_workers(works[1:])
         changes = self._pipelines.take_changes()
         messages = [Message(command, work, changed_controls, state, changes) for work in sent]
-        for index, data in enumerate(shm.pack(messages, self._messages)):
+        try:
+            packed = shm.pack(messages, self._messages)
+        except BaseException:
+            self._pipelines.repeat()  # the workers have not got these changes
+            raise
+        for index, data in enumerate(packed):
             self._waiting[index] = True
             self._workers.send(index, mark + data)
         self._controls, self._stale = controls, False

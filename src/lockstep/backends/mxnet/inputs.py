@@ -68,11 +68,11 @@ def on_cpu(value: Any) -> Any:
     return put(value, mx.cpu(), wide=True)
 
 
-def call(block: Any, inputs: Any) -> Any:
+def call(model: Any, inputs: Any) -> Any:
     """The block's outputs: a tuple is spread, a dict goes by the names of its forward function."""
     if isinstance(inputs, Mapping):
-        return block(*_ordered(type(block), inputs))
-    return block(*inputs) if isinstance(inputs, tuple) else block(inputs)
+        return model(*_ordered(type(model), inputs))
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
 def _ordered(kind: type, inputs: Mapping[str, Any]) -> list[Any]:

@@ -34,9 +34,7 @@ NAMED: Mapping[str, Callable[[], Any]] = {
 class MxnetWeighing(Weighing):
     """A mean over examples is a sum, which the update divides."""
 
-    def call(self, model: Any, inputs_: Any) -> Any:
-        """The block's outputs."""
-        return inputs.call(model, inputs_)
+    call = staticmethod(inputs.call)
 
     def mean(self, value: Any, share: Share, **rest: Any) -> Term:
         """One value per example, or the mean over the shard's examples.

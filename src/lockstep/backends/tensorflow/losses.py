@@ -21,12 +21,15 @@ _BINARY = ("BinaryCrossentropy", "BinaryFocalCrossentropy")  # Keras's, which ne
 _OF_LABELS = ("SparseCategoricalCrossentropy", "sparse_categorical_crossentropy")
 
 
-class TensorflowWeighing(Weighing):
-    """Losses of programs, which spread their inputs themselves."""
+def call_program(model: Call, inputs: Any) -> Any:
+    """Return the outputs of a program, which spreads its inputs itself."""
+    return model(inputs)
 
-    def call(self, model: Call, inputs: Any) -> Any:
-        """The model's outputs."""
-        return model(inputs)
+
+class TensorflowWeighing(Weighing):
+    """Losses of programs."""
+
+    call = staticmethod(call_program)
 
 
 WEIGHING = TensorflowWeighing(array_ops, "tf.cast(weights, tf.float32)")
