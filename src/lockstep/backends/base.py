@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums
 from lockstep.core.options import Options
@@ -227,6 +228,14 @@ class Deferred(Protocol):
 
     def waits_for_batch(self) -> bool:
         """Whether the variables are yet to be made, by the next step or evaluation."""
+
+
+@runtime_checkable
+class AveragesState(Protocol):
+    """Extra protocol for backends whose models have float state that shards change and the tree averages."""
+
+    def averaged(self) -> list[AveragedArray]:
+        """Such arrays as they are before this step; called once the first of its shards is computed."""
 
 
 @runtime_checkable

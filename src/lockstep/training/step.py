@@ -11,9 +11,11 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lockstep.backends.base import Backend, Node, Work
+from lockstep.backends.base import AveragesState, Backend, Node, Work
 from lockstep.core import tree
-from lockstep.core.batches import Rows
+from lockstep.core.averaged_state import QueueGuard
+from lockstep.core.batches import Rows, count
+from lockstep.core.layout import Layout
 from lockstep.core.metrics import DIVIDED, WEIGHT, Sums
 from lockstep.core.plan import Plan
 from lockstep.core.time_breakdown import Stopwatch
@@ -57,6 +59,7 @@ class Member:
         self._plan: Plan | None = None
         self._read_rows = read_rows
         self._turn = turn
+        self._queue_guard = QueueGuard()
 
     def step(self, work: Work, plan: Plan | None, count_step: Callable[[], None] = lambda: None) -> StepResult:
         """Make one step; `plan` is that of the step before if it is None.
@@ -100,7 +103,10 @@ class Member:
                         fold_of_shard.update(dict.fromkeys(pieces, fold))
                         into.update(fold.leaf_slots())
                     with closing(backend.leaves(work, into)) as leaves:  # what it borrowed is given back, come what may
+                        check_leaf = self._begin_check(work, layout)
                         for shard, leaf in leaves:
+                            if check_leaf is not None:
+                                check_leaf(shard, leaf)
                             fold_of_shard[shard].push(shard, leaf)
                     self.laps.lap("compute")
                     nodes = {node: value for fold in folds for node, value in fold.nodes()}
@@ -144,6 +150,20 @@ class Member:
         """Let go of the memory for partial sums."""
         if self._exchange is not None:
             self._exchange.close()
+
+    def _begin_check(self, work: Work, layout: Layout) -> Callable[[int, Node], None] | None:
+        """Return what refuses queues in the leaves of this step; None if no check is due."""
+        backend = self.backend
+        # With one shard nothing is averaged.
+        if work.num_shards == 1 or not self._queue_guard.is_due() or not isinstance(backend, AveragesState):
+            return None
+        shards, averaged = work.shards, backend.averaged
+
+        def check(shard: int, leaf: Node) -> None:
+            fraction = count(shards[shard]) / work.num_examples
+            self._queue_guard.check(leaf, fraction, layout, averaged, backend.host)
+
+        return check
 
     def _choose_exchange(self, plan: Plan | None) -> Exchange:
         """Return the exchange; it is opened here alone, with the first step and whenever the plan changes."""

@@ -14,6 +14,7 @@ TESTS = Path(__file__).parents[2]
 
 
 EVERYWHERE = ["test_keras_conventions.py", "test_model_changes.py", "test_logs.py", "test_backups.py"]
+EVERYWHERE += ["test_queue_variables.py"]
 
 
 @pytest.mark.parametrize(("backend", "files"), [("jax", EVERYWHERE), ("torch", [*EVERYWHERE, "two_processes.py"])])

@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import lockstep
-from lockstep.backends.torch.buffers import replaced_axis
 from lockstep.errors import ModelError
 
 X = torch.randn(24, 5, generator=torch.Generator().manual_seed(0)) + 1
@@ -123,21 +122,3 @@ def test_running_statistics_are_averaged_as_ever():
     trainer = wrapped(Running)
     for _ in range(4):
         trainer.step((X, Y))
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "axis"),
-    [
-        ([[1, 2], [3, 4]], [[5, 6], [3, 4]], 0),
-        ([[1, 2], [3, 4]], [[5, 2], [6, 4]], 1),
-        ([[1, 2], [0, 0]], [[5, 6], [0, 0]], None),  # a mean that is still 0
-        ([[1, 2], [3, 4]], [[1.1, 2.1], [3, 4]], None),  # moved by a part of itself
-        ([[1, 2], [3, 4]], [[5, 2], [3, 4]], None),  # one number
-        ([[1], [3]], [[5], [3]], None),  # rows of one element
-        ([1, 3], [5, 3], None),
-        ([[1, 2]], [[5, 6]], None),
-        ([[1, 2], [3, 4]], [[5, 6], [7, 8]], None),
-    ],
-)
-def test_buffers_that_are_recognized_as_queues(before, after, axis):
-    assert replaced_axis(torch.tensor(before, dtype=torch.float32), torch.tensor(after, dtype=torch.float32)) == axis

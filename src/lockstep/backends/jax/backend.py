@@ -14,13 +14,15 @@ import numpy as np
 from lockstep.backends.base import Array, Node, Recipe, State, Work
 from lockstep.backends.jax import array_ops, batches, devices, host_math, losses, rng, sums
 from lockstep.backends.jax.batches import on_host
+from lockstep.backends.jax.functional_model import Applied
 from lockstep.backends.jax.lazy_sums import Host, Lazy, Sum, Total, Vector, plain
 from lockstep.backends.jax.replicas import Replicas
 from lockstep.backends.jax.shard_runner import Passes
 from lockstep.backends.jax.shards import Shards
 from lockstep.backends.jax.train_mode import Modes
-from lockstep.backends.jax.vector_fields import Fields
+from lockstep.backends.jax.vector_fields import Fields, read_floats
 from lockstep.core import tree
+from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, loss, resolve
@@ -142,6 +144,13 @@ class JaxBackend:
         whole = self._whole(total)
         if not self._replicas.arrive(whole):
             self._replicas.update(whole, sums.changed(whole.sums, self._fields), loss(whole.sums))
+
+    def averaged(self) -> list[AveragedArray]:
+        """The float variables beside the parameters that a shard of this step changes."""
+        found = self._passes.found
+        assert found is not None
+        writable = not isinstance(self._replicas.model, Applied)
+        return read_floats(self._replicas.copies[0][1], found.changed, writable)
 
     def norm(self, total: Node) -> float:
         """The norm over all tensors of the gradient, before clipping."""

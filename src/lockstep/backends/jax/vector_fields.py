@@ -4,13 +4,15 @@ The sums stay on the host, in float64 whatever JAX computes in, and take the las
 place of the layout.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lockstep.backends.jax import named_pytrees
+from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.layout import Field, Layout
 from lockstep.core.metrics import FIRST_METRIC
 from lockstep.errors import ModelError
@@ -127,6 +129,15 @@ class Fields:
             if differs[index]:
                 leaves[index] = _unwhole(_read(vectors, place), leaves[index].dtype)
         return named_pytrees.refilled(rest, leaves)
+
+
+def read_floats(rest: Any, changed: Iterable[bool], writable: bool) -> list[AveragedArray]:
+    """Copy the float variables that a shard changes; `writable` if the script can write to them too."""
+    return [
+        AveragedArray(f"rest.{name}", name, np.asarray(leaf), writable)
+        for (name, leaf), differs in zip(named_pytrees.named(rest).items(), changed, strict=True)
+        if differs and _kind(leaf) == "real"
+    ]
 
 
 def check_trained(trained: Mapping[str, Any]) -> None:

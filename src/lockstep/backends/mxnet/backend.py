@@ -20,6 +20,7 @@ from lockstep.backends.mxnet.shards import Shards
 from lockstep.backends.mxnet.state import NamedState
 from lockstep.backends.mxnet.unsupported import check_block, check_engine, check_graphs, check_optimizer
 from lockstep.core import seeds, tree
+from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, resolve
@@ -187,6 +188,10 @@ class MxnetBackend:
         if place in self._narrow:
             return gradient.astype(self._form[place][1])
         return gradient.copy() if self._updates.writes_gradients else gradient
+
+    def averaged(self) -> list[AveragedArray]:
+        """The float statistics."""
+        return self._statistics.read_floats()
 
     def norm(self, total: Node) -> float:
         """The norm over all arrays of the gradient, before clipping."""

@@ -12,9 +12,10 @@ from typing import Any
 
 from mxnet import nd
 
-from lockstep.backends.mxnet.arrays import dtype_of, flat, view
+from lockstep.backends.mxnet.arrays import accumulated, dtype_of, flat, view
 from lockstep.backends.mxnet.replicas import Replicas
 from lockstep.backends.mxnet.unsupported import blocks
+from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.layout import Layout
 from lockstep.core.weighing import Share
 
@@ -54,6 +55,12 @@ class Statistics:
     def forget(self) -> None:
         """Forgets the contexts."""
         self._held = {}
+
+    def read_floats(self) -> list[AveragedArray]:
+        """Copy the float statistics of the first context."""
+        found = {name: self._replicas.array(name) for name in self._names}
+        floats = {name: array for name, array in found.items() if accumulated(dtype_of(array)) != "int64"}
+        return [AveragedArray(name, name, array.asnumpy()) for name, array in floats.items()]
 
     @contextmanager
     def kept(self, spread: Mapping[str, Sequence[Any]]) -> Iterator[list["Held"]]:

@@ -16,6 +16,7 @@ from lockstep.backends.tensorflow import flat_vectors, loaders, settings, state
 from lockstep.backends.tensorflow.optimizer import Stepping
 from lockstep.backends.tensorflow.program import Copy, Program
 from lockstep.backends.tensorflow.shards import Leaf, Shards
+from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.batches import count, transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums
@@ -117,6 +118,15 @@ class TensorflowBackend:
         self._last_scale = self._stepping.scale()
         self._stepping.apply(total, layout, [bool(flag) for flag in host_vectors.view(total, layout.fields[-2])])
         self._writes.accept()
+
+    def averaged(self) -> list[AveragedArray]:
+        """The float variables that are not trained."""
+        kept = {name: _variable(each) for name, each in self._program.kept().items()}
+        return [
+            AveragedArray(name, name, each.numpy())
+            for name, each in kept.items()
+            if tf.as_dtype(each.dtype).is_floating
+        ]
 
     def norm(self, total: Node) -> float:
         """The norm over all gradients, tensor by tensor, before clipping."""

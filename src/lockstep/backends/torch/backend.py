@@ -18,6 +18,7 @@ from lockstep.backends.torch.loss_scaler import HALF, Scaler
 from lockstep.backends.torch.replica import Replica
 from lockstep.backends.torch.shards import Fields, Shards
 from lockstep.core import tree
+from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.batches import transform
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums, resolve
@@ -132,6 +133,15 @@ class TorchBackend:
         statistics = self._shards.statistics
         statistics.apply(fields.buffers, [bool(flag) for flag in there[len(self._trained) :]])
         self._replica.accept_writes()
+
+    def averaged(self) -> list[AveragedArray]:
+        """The float buffers."""
+        buffers = self._shards.statistics.averaged
+        return [
+            AveragedArray(each.name, each.name, inputs.host_output(each.tensor))
+            for each in buffers
+            if each.tensor.is_floating_point()
+        ]
 
     def norm(self, total: Node) -> float:
         """The norm over all tensors of the gradient, before clipping."""

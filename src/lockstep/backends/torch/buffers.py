@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lockstep.errors import ModelError
 
-CHECKED = 3  # steps that change a buffer, after which it is known what it is
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -89,14 +88,9 @@ class Statistics:
         self._known = places.keys()
         self._kept: list[tuple[Tensor, Tensor]] = []
         self._there: list[dict[str, Tensor | None]] = []
-        floats = (index for index, each in enumerate(self.averaged) if each.tensor.is_floating_point())
-        self._moved: set[int] = set()  # those of the unknown that this step has changed
-        self._unknown = {index: CHECKED for index in floats if self.averaged[index].tensor.dim() > 1}
 
     def keep(self) -> None:
         """Remembers the buffers as they are before the step."""
-        self._unknown = {index: left - (index in self._moved) for index, left in self._unknown.items() if left}
-        self._moved.clear()
         self._kept = [(buffer.tensor, buffer.tensor.clone()) for buffer in self.averaged]
         self._there = [dict(module._buffers) for module in self._modules]
 
@@ -109,8 +103,6 @@ class Statistics:
         if not fields:
             return []
         values = [buffer.tensor.detach() for buffer in self.averaged]
-        if weight is not None:
-            self._check_slices(values)
         floats = [field for field, value in zip(fields, values, strict=True) if value.is_floating_point()]
         torch._foreach_copy_(fields, values)
         if weight is not None and floats:
@@ -138,23 +130,6 @@ class Statistics:
                     f"A buffer keeps its shape and type. {buffer.name!r} was {_form(before)} before a shard and is "
                     f"{_form(tensor)} after it. Make it before lockstep.wrap, at its full size, and write to it in "
                     "place."
-                )
-
-    def _check_slices(self, values: list[Tensor]) -> None:
-        """Refuses queues and memories, of which an average over the shards makes no sense."""
-        for index in self._unknown:
-            buffer, value, before = self.averaged[index], values[index], self._kept[index][1]
-            if not self._unknown[index] or torch.equal(value, before):
-                continue
-            self._moved.add(index)
-            axis = replaced_axis(before, value)
-            if axis is not None:
-                raise ModelError(
-                    f"A float buffer is averaged over the shards, as running statistics are. In {buffer.name!r} of "
-                    f"shape {tuple(value.shape)} a pass replaces some slices along axis {axis} and leaves others as "
-                    "they are, as in a queue or a memory, of which an average makes no sense. Write to it between the "
-                    "steps, in the script, from where it reaches every replica; or use shards=1, where nothing is "
-                    "averaged."
                 )
 
     def restore(self) -> list[bool]:
@@ -190,24 +165,6 @@ class Statistics:
             for buffer, field, differs in zip(self.averaged, fields, changed, strict=True):
                 if differs:
                     buffer.tensor.copy_(field)
-
-
-def replaced_axis(before: Tensor, after: Tensor) -> int | None:
-    """The axis along which some slices were replaced and others, which hold something, were left; None without one.
-
-    A slice of a running mean moves by a part of itself, and what stays is 0. Of slices with one element, as in batch
-    norm's vectors, nothing can be told: a channel without input stays as it is.
-    """
-    for axis in range(before.dim()):
-        if before.shape[axis] < 2 or before.numel() // before.shape[axis] < 2:
-            continue
-        old, new = (each.detach().movedim(axis, 0).flatten(1).double() for each in (before, after))
-        differs = old != new
-        moved = differs.all(1) & ((new - old).norm(dim=1) > 0.5 * old.norm(dim=1))
-        left = ~differs.any(1) & (old != 0).any(1)
-        if bool(moved.any()) and bool(left.any()):
-            return axis
-    return None
 
 
 def _form(tensor: Tensor | None) -> str:
