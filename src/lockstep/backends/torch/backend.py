@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.backends.base import Array, Node, Recipe, State, Work
-from lockstep.backends.torch import array_ops, hooks, inputs, loaders, losses, pickling, rng, settings
+from lockstep.backends.torch import array_ops, hooks, inputs, loaders, losses, pickling, rng, settings, train_mode
 from lockstep.backends.torch.closure_guard import Surroundings
 from lockstep.backends.torch.flat_vectors import Nearby, Vectors
 from lockstep.backends.torch.loss_scaler import HALF, Scaler
@@ -44,7 +44,6 @@ class TorchBackend:
         chosen = resolve(recipe.metrics, NamedMetrics(array_ops, losses.find_traits(loss)).functions())
         self.outputs = ShardOutputs(recipe.keeps_outputs, inputs.host_output, torch.tensor, inputs.to_cpu)
         self._shards = Shards(self._replica, loss, chosen, self._options, self.outputs)
-        self._has_own_train = any(type(each).train is not torch.nn.Module.train for each in recipe.model.modules())
         self._loss, self._surroundings = loss, Surroundings(loss, recipe.model)
         self._scaler = Scaler(2.0**16) if self._options.precision == "fp16" else Scaler()
         self._last_scale = self._scaler.scale
@@ -214,16 +213,13 @@ class TorchBackend:
 
     @contextmanager
     def _resting(self) -> Iterator[None]:
-        """Evaluation mode without gradients; each module's own mode comes back afterwards."""
-        modes = [module.training for module in self._replica.modules]
-        self._replica.model.eval()
-        self._shards.statistics.keep()
+        """Evaluation mode without gradients; modes, parameters and buffers are afterwards as they were."""
         try:
-            with rng.borrowed(self._device), torch.no_grad():
-                yield
+            with train_mode.evaluation_mode(self._replica.model):
+                self._shards.statistics.keep()
+                with rng.borrowed(self._device), torch.no_grad():
+                    yield
         finally:
-            for module, training in zip(self._replica.modules, modes, strict=True):
-                module.training = training
             self._replica.accept_attributes()
             self._surroundings.look()
 
@@ -278,19 +274,8 @@ class TorchBackend:
         self._replica.turn(controls)
 
     def enter_training_mode(self) -> None:
-        """Call `model.train()` if the root is in evaluation mode, or if a module has a `train()` of its own.
-
-        Below a root in training mode every submodule that is in evaluation mode stays in it: a `train()` of the
-        model's own, which freezes its batch norms, say, can only add to those that the script has chosen.
-        """
-        model = self._replica.model
-        if not model.training:
-            model.train()
-        elif self._has_own_train:
-            resting = [module for module in model.modules() if not module.training]
-            model.train()
-            for module in resting:
-                module.training = False
+        """Put the model into training mode, less what the script has put into evaluation mode below the root."""
+        train_mode.enter_training_mode(self._replica.model)
 
     def touched(self) -> bool:
         """Whether the script wrote to the state since the last step."""

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from lockstep.backends.torch.array_ops import SHORT
 from lockstep.backends.torch.losses import WEIGHING
+from lockstep.backends.torch.train_mode import evaluation_mode
 from lockstep.core.batch_entries import call_model
 from lockstep.core.weighing import Share, Term
 from lockstep.errors import ModelError
@@ -227,18 +228,16 @@ def _called(model: nn.Module, batch: Any, num_items: Tensor | None) -> Any:
 @contextmanager
 def _unseen(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; modes, buffers and generators are afterwards as they were."""
-    modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    model.eval()
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.no_grad():
-            yield
-            for buffer, before in buffers:
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
-    finally:
-        for module, training in modes:
-            module.training = training
+    with (
+        evaluation_mode(model),
+        torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+        torch.no_grad(),
+    ):
+        yield
+        for buffer, before in buffers:
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
