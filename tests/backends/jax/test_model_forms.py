@@ -429,7 +429,8 @@ def test_learning_rates_inside_functions_can_be_neither_read_nor_set():
 
 def test_a_callback_that_needs_variables_before_the_first_batch_is_refused():
     trainer = lockstep.wrap(Flagged(), optax.adam(0.1), LOSS)
-    with pytest.raises(CallbackError, match=r"LearningRateSchedule cannot change the learning rate .*optax.inject_hyperparams"):
+    message = "LearningRateSchedule cannot change the learning rate .*optax.inject_hyperparams"
+    with pytest.raises(CallbackError, match=message):
         trainer.fit((X, Y), callbacks=[lockstep.LearningRateSchedule(lambda epoch: 0.1)], verbose=0)
 
 
