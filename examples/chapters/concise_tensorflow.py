@@ -61,7 +61,7 @@ def train(num_devices, batch_size, lr):
     print("number of devices:", len(trainer.devices))
     for device, weight in zip(trainer.devices, trainer.copies("model.stem/kernel"), strict=True):
         print(device, weight.data[:, :, 0, 0])
-    print("parallel evaluation:", trainer.evaluate(test_data, return_dict=True))
+    print("parallel evaluation:", trainer.evaluate(test_data))
     print(trainer.digest())
     trainer.close()
 

@@ -25,7 +25,7 @@ def printed(tmp_path_factory):
 
 def test_it_learns(printed):
     lines, _ = printed[3]
-    assert lines[0].startswith("3 devices (cpu:0, cpu:1, cpu:2), 8 shards of 32, batch 256, ")
+    assert lines[0].startswith("3 devices (cpu:0, cpu:1, cpu:2), 4 shards of 64, batch 256, ")
     assert float(lines[-1].split()[2].rstrip(",")) >= 0.97
 
 
