@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -12,6 +13,7 @@ from mxnet import autograd
 from lockstep.backends.base import Array, Node, Recipe, State, Work
 from lockstep.backends.mxnet import array_ops, flat_vectors, inputs, losses, running_stats, settings, uses_rng
 from lockstep.backends.mxnet.arrays import array_of, classic, dtype_of
+from lockstep.backends.mxnet.attribute_guard import AttributeGuard, copy_vectors
 from lockstep.backends.mxnet.flat_vectors import Vectors
 from lockstep.backends.mxnet.optimizer import Updates
 from lockstep.backends.mxnet.replicas import Replicas, context_of
@@ -59,6 +61,7 @@ class MxnetBackend:
         self._shards = Shards(recipe.model, self._loss, resolve(recipe.metrics, named), self.outputs)
         self._statistics = Statistics(self._replicas)
         self._watch = uses_rng.Watch(recipe.model, self._loss)
+        self._guard = AttributeGuard(recipe.model, self._loss) if recipe.options.exact else AttributeGuard()
         self._trained: dict[str, tuple[int, Any]] = {}
         self._layout: Layout | None = None
         self._form: Any = None
@@ -113,14 +116,17 @@ class MxnetBackend:
     def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
         """Tells the engine of one shard for every context in turn; the block's statistics end as they began."""
         self._shards.begin(self._replicas.wide(), self._watch.may_draw(), self._narrow)
+        self._guard.begin(work.num_shards)
         try:
             with self._replicas.spread() as spread, self._statistics.kept(spread) as kept:
                 variables = [[spread[name][place] for name in self._trained] for place in range(len(kept))]
                 for place, shard, piece in self._in_turn(work):
                     leaf = _vectors(into[shard]).on(self._replicas.contexts[place])
-                    share = self._shards.leaf(work, shard, piece, variables[place], leaf)
-                    kept[place].collect(leaf, share, first=shard == 0)
+                    for _ in self._guard.passes(partial(copy_vectors, leaf)):
+                        share = self._shards.leaf(work, shard, piece, variables[place], leaf)
+                        kept[place].collect(leaf, share, first=shard == 0)
                     yield shard, leaf
+            self._guard.check()
         finally:
             self._replicas.unmark()
             if any(_vectors(node).lent for node in into.values()):
@@ -217,7 +223,7 @@ class MxnetBackend:
         if self._replicas.missing:
             self._shards.show(work, self._replicas)
         self._shards.begin(self._replicas.wide(), self._watch.may_draw())
-        with self._replicas.spread():
+        with self._guard.restored(), self._replicas.spread():
             found = {
                 shard: self._shards.sums(work, shard, piece, self._replicas.contexts[place])
                 for place, shard, piece in self._in_turn(work)
@@ -233,7 +239,7 @@ class MxnetBackend:
             shard = min(work.shards)
             self._shards.outputs(work, shard, work.shards[shard], self._replicas.contexts[0])
         self._shards.begin(self._replicas.wide(), self._watch.may_draw())
-        with self._replicas.spread():
+        with self._guard.restored(), self._replicas.spread():
             found = {
                 shard: self._shards.outputs(work, shard, piece, self._replicas.contexts[place])
                 for place, shard, piece in self._in_turn(work)
