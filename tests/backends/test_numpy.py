@@ -70,6 +70,6 @@ def test_shards_out_of_order_stop_the_step(monkeypatch):
     x, y = np.ones((8, 3)), np.arange(8) % 2
     with (
         lockstep.wrap(Dense([3, 2], seed=0), SGD(0.1), "cross_entropy", devices=1, shards=4) as trainer,
-        pytest.raises(AssertionError, match="shard 3 came where shard 0 was due"),
+        pytest.raises(AssertionError, match="shard 3 came in the place of shard 0"),
     ):
         trainer.step((x, y), verbose=0)

@@ -399,14 +399,6 @@ def test_an_error_raised_by_the_loss_is_unchanged(error):
     assert caught.value is error
 
 
-def test_two_arguments_of_data():
-    with wrapped() as trainer:
-        with pytest.raises(BatchError, match=r"^fit takes one data argument. Got 2. Use fit\(\(x, y\), ...\).$"):
-            trainer.fit(X, Y)
-        with pytest.raises(BatchError, match=r"^evaluate takes one data argument. Got 2. Use evaluate\(\(x, y\)\).$"):
-            trainer.evaluate(X, Y)
-
-
 def test_outputs_that_are_not_one_per_example():
     class Pooled(nn.Linear):
         def forward(self, x):
