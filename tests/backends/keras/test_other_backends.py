@@ -17,7 +17,9 @@ EVERYWHERE = ["test_keras_conventions.py", "test_model_changes.py", "test_logs.p
 EVERYWHERE += ["test_queue_variables.py"]
 
 
-@pytest.mark.parametrize(("backend", "files"), [("jax", EVERYWHERE), ("torch", [*EVERYWHERE, "two_processes.py"])])
+@pytest.mark.parametrize(
+    ("backend", "files"), [("jax", EVERYWHERE), ("torch", [*EVERYWHERE, "two_processes.py", "layer_attributes.py"])]
+)
 def test_every_test_for_all_backends_passes(backend, files, tmp_path):
     unused = {"tensorflow", "jax", "matplotlib"} - {backend}
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": missing_packages.path(tmp_path, *unused)}

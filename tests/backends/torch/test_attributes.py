@@ -224,7 +224,7 @@ def test_a_tensor_kept_for_the_next_forward_pass_is_refused(make, where):
         with pytest.raises(ExactError) as caught:
             trainer.step((X, Y))
         assert str(caught.value) == (
-            "A forward pass leaves no tensors in attributes that change what the next pass gives: they reach neither "
+            "A forward pass leaves nothing in attributes that changes what the next pass gives: it reaches neither "
             "the other processes nor a checkpoint, and would depend on the number of devices. Got other bits for a "
             f"shard after another than by itself, with what is left in {where}. Make it a buffer: "
             "self.register_buffer(name, tensor); or use lockstep.wrap(..., exact=False)."

@@ -124,6 +124,7 @@ class KerasOnTorch(TorchBackend):
         if not self._prepared:
             with rng.borrowed(self._device):  # or the first shard of each process would draw other numbers
                 compiled.prepare(batch)
+            self._shards._kept.accept()
             self._prepared = True
         values = net.values()
         outcome = compiled.run(values, batch, net.training)

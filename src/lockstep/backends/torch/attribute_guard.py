@@ -4,7 +4,8 @@ Attributes belong to the process and not to the state, so what runs on in them f
 shard tells how many shards a process has computed. A number or string may be read and not
 changed. A tensor may be left there, as an attention map or a table that is built once: that is
 tried by computing a shard a second time from the attributes as they were before the pass
-before it. The results, and the tensors that it leaves, must have the same bytes.
+before it. The results, and the tensors that it leaves, must have the same bytes. So are numbers
+in containers and in objects that are none of the modules, such as the layers of a Keras model.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from lockstep.backends.torch.attributes import version
 from lockstep.backends.torch.compiled_code import check_modules
-from lockstep.backends.torch.held_tensors import Contents, Holder, find_holders, held_tensors, same_bytes
+from lockstep.backends.torch.held_tensors import Contents, Holder, find_holders, held_tensors, is_number, same_bytes
 from lockstep.errors import ExactError
 
 _PLAIN = {bool, int, float, str}
@@ -40,6 +41,7 @@ class Kept:
         self._trusted: set[Place] = set()
         self._trials = TRIALS  # that are still to be made
         self._before: Contents | None = None  # the attributes before the last pass, while it is tried
+        self._now: Contents | None = None  # those before the pass that is being made
         self._training = True
         self._commands = 0
 
@@ -63,12 +65,22 @@ class Kept:
             yield
             return
         before, self._before = self._before, None
-        now = Contents(self._holders, self._own, cloned=True)
+        self._now = Contents(self._holders, self._own, cloned=True)
         yield
         if before is not None:
-            yield from self._try(before, now, results)
+            yield from self._try(before, self._now, results)
         if self._left():
-            self._before = now
+            self._before = self._now
+        self._now = None
+
+    def accept(self) -> None:
+        """Take the attributes as they are for those before the pass that is being made, which has begun with a setup.
+
+        Undoing the setup with the pass, to try the next one, would have it made again.
+        """
+        self._find()
+        if self._now is not None:
+            self._now = Contents(self._holders, self._own, cloned=True)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -109,8 +121,9 @@ class Kept:
         return any(holder.changed() for holder in rest) or any(version(each) != seen for each, seen in self._versions)
 
     def _left(self) -> set[Place]:
-        """Where the passes since the last look have left other tensors than were there."""
+        """Where the passes since the last look have left other tensors or numbers than were there."""
         written = {id(tensor) for tensor, seen in self._versions if version(tensor) != seen}
+        checked = {id(holder.content) for holder in self._attributes}  # whose numbers `check` compares
         found = set()
         for holder in self._holders:
             if not holder.changed() and not (written and written & set(map(id, holder.values))):
@@ -120,7 +133,8 @@ class Kept:
             found |= {
                 (id(holder.content), key if isinstance(holder.content, dict) else None)
                 for key, value in content.items()
-                if (seen.get(key) is not value or id(value) in written) and _holds_tensors(value, self._own)
+                if (seen.get(key) is not value or id(value) in written)
+                and _is_left(value, self._own, id(holder.content) not in checked)
             }
         return found
 
@@ -150,7 +164,7 @@ class Kept:
 
     def _message(self, where: str) -> str:
         return (
-            "A forward pass leaves no tensors in attributes that change what the next pass gives: they reach neither "
+            "A forward pass leaves nothing in attributes that changes what the next pass gives: it reaches neither "
             "the other processes nor a checkpoint, and would depend on the number of devices. Got other bits for a "
             f"shard after another than by itself, with what is left in {where}. {self.way_out}; or use "
             "lockstep.wrap(..., exact=False)."
@@ -185,10 +199,13 @@ def _tensors(module: nn.Module) -> list[Any]:
     return [each for each in (*module._parameters.values(), *module._buffers.values()) if each is not None]
 
 
-def _holds_tensors(value: Any, own: set[int], depth: int = 3) -> bool:
-    """Whether it is a tensor, or holds some, that is none of the model's own."""
+def _is_left(value: Any, own: set[int], numbers: bool, depth: int = 3) -> bool:
+    """Whether it is a tensor that is none of the model's own, or a number if these count, or a container of such."""
     if isinstance(value, Tensor):
         return id(value) not in own
+    if is_number(value):
+        return numbers
     if not depth or not isinstance(value, dict | list | tuple | set):
         return False
-    return any(_holds_tensors(each, own, depth - 1) for each in (value.values() if isinstance(value, dict) else value))
+    entries = value.values() if isinstance(value, dict) else value
+    return any(_is_left(each, own, True, depth - 1) for each in entries)

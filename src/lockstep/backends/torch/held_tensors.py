@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +18,9 @@ DEPTH = 3  # of containers in containers
 
 _DICTS = (dict, OrderedDict, defaultdict)
 _LISTS = (list, deque)
+_KINDS = (*_DICTS, *_LISTS, set)
+_KERAS = "keras.src.utils.tracking"  # of the containers that Keras puts in the place of a layer's dicts, lists and sets
+_NUMBERS = (bool, int, float, str, np.number, np.bool_)
 _OWN = vars(nn.Module()).keys() - {"training"}
 _OPAQUE = (nn.Module, Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, torch.device, torch.dtype)
 
@@ -47,18 +51,34 @@ class Holder:
 
     def put(self, values: list[Any], keys: list[Any] | None) -> None:
         """Makes the object hold these values."""
+        # By the builtin type's methods, because Keras's own take variables off a layer's lists and put them back.
+        kind: Any = container_type(self.content)
         if keys is not None:
             given = dict(zip(keys, values, strict=True))
             for key in [key for key in self.content if key not in given]:
-                del self.content[key]
-            self.content.update(given)
+                kind.__delitem__(self.content, key)
+            for key, value in given.items():
+                kind.__setitem__(self.content, key, value)
             return
-        self.content.clear()
-        (self.content.update if isinstance(self.content, set) else self.content.extend)(values)
+        kind.clear(self.content)
+        (kind.update if kind is set else kind.extend)(self.content, values)
 
     def name(self, key: Any) -> str:
         """Where a value is, for an error: 'mean' of Net, an entry of 'stats' of Net."""
         return f"{key!r} of {self.where}" if self.keys is not None else self.where
+
+
+def container_type(value: Any) -> type | None:
+    """The builtin type of a container that is looked into; None for everything else."""
+    kind = type(value)
+    if kind.__module__ == _KERAS and kind.__base__ is not None:
+        kind = kind.__base__
+    return kind if kind in _KINDS else None
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number or a string, Python's or numpy's."""
+    return isinstance(value, _NUMBERS)
 
 
 def find_holders(modules: Iterable[nn.Module], loss: Any, own: set[int]) -> list[Holder]:
@@ -72,7 +92,7 @@ def find_holders(modules: Iterable[nn.Module], loss: Any, own: set[int]) -> list
             return
         if id(value) in own or id(value) in found or isinstance(value, _OPAQUE):
             return
-        if type(value) in (*_DICTS, *_LISTS, set):
+        if container_type(value) is not None:
             if depth and len(value) <= LONGEST:
                 add(value, where, depth)
         elif type(value) is tuple:
@@ -139,7 +159,7 @@ class Contents:
         return clone if tensor is not None and version(tensor) != counted else value
 
     def differing(self, other: "Contents", earlier: "Contents") -> str:
-        """Where the two hold tensors with other bytes under one name, or at one place of a list that has not grown.
+        """Where the two hold other numbers or bytes under one name, or at one place of a list that has not grown.
 
         A table that grows with its inputs is longer than another shard needs: what was there `earlier` need only agree
         with the other as far as both go.
@@ -148,7 +168,7 @@ class Contents:
         theirs = {id(holder.content): (values, keys) for holder, values, keys in other._held}
         for holder, values, keys in self._held:
             there, names = theirs.get(id(holder.content), ([], None))
-            if type(holder.content) in (deque, set) or (keys is None and len(there) != len(values)):
+            if container_type(holder.content) in (deque, set) or (keys is None and len(there) != len(values)):
                 continue
             ours = dict(zip(range(len(values)) if keys is None else keys, values, strict=True))
             others = dict(zip(range(len(there)) if names is None else names, there, strict=True))
@@ -180,9 +200,11 @@ def _flat_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _same(one: Any, other: Any, depth: int, there_before: set[int]) -> bool:
-    """Whether tensors have equal bytes; what is none is not compared."""
+    """Whether tensors have equal bytes, and numbers are equal; what is neither is not compared."""
     if one is other or not depth:
         return True
+    if is_number(one) and is_number(other):
+        return repr(one) == repr(other)  # NaN is NaN
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if (one.dim(), one.dtype, one.layout) != (other.dim(), other.dtype, other.layout):
             return False
