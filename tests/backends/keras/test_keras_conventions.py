@@ -121,7 +121,7 @@ def test_a_list_of_arrays_is_several_inputs_or_outputs_as_in_keras(size):
             assert trainer.evaluate((x, targets))["loss"] == pytest.approx(loss, rel=1e-5)
         history = trainer.fit((x, y), batch_size=size, shuffle=False, validation_data=(x, y), verbose=0)
         assert history.history["loss"] == pytest.approx([loss], rel=1e-5)
-        assert trainer.evaluate((x, y)) == {
+        assert trainer.evaluate((x, y), return_dict=True) == {
             name.removeprefix("val_"): values[0] for name, values in history.history.items() if name.startswith("val_")
         }
 
@@ -216,12 +216,13 @@ def test_a_run_goes_on_from_the_newest_checkpoint_with_keras_callbacks(tmp_path,
 def test_batches_by_index():
     data = Batches()
 
-    def digest(given):
+    def digest(given, **options):
         with lockstep.wrap(made(), devices=1, shards=4) as trainer:
-            trainer.fit(given, epochs=2, **PLAIN)
+            trainer.fit(given, epochs=2, **options)
             return trainer.digest()
 
-    assert digest(data) == digest((X, Y))
+    alone = {name: value for name, value in PLAIN.items() if name != "batch_size"}  # such data has a size of its own
+    assert digest(data, **alone) == digest((X, Y), **PLAIN)
     assert data.ended == 1
 
 
@@ -321,7 +322,9 @@ def test_an_objective_trains_and_gives_its_own_metrics(compiled):
         with lockstep.wrap(model, given, rebuilding, devices=devices, shards=4) as trainer:
             history = trainer.fit(X, epochs=2, validation_data=X, **PLAIN).history
             assert len(trainer.predict(X)) == 2
-            assert trainer.evaluate(X) == {name: history[f"val_{name}"][-1] for name in ("loss", "code", "mine")}
+            assert trainer.evaluate(X, return_dict=True) == {
+                name: history[f"val_{name}"][-1] for name in ("loss", "code", "mine")
+            }
             assert history["loss"] == history["mine"]
             statistics = model.layers[2].get_weights()[2:]
             assert not np.allclose(statistics[0], 0.0)
