@@ -84,3 +84,30 @@ def test_metrics_have_no_more_sums_than_there_is_room_for(kit):
         ):
             trainer.step((X, LABELS))
         assert trainer.digest() == before
+
+
+@pytest.mark.parametrize(
+    "kit", [pytest.param(kit, id=name) for name, kit in KITS.items() if not getattr(kit, "own_metrics", False)]
+)
+def test_vectors_in_a_metrics_pair_are_refused(kit):
+    """They would move every later metric in the vector of sums."""
+
+    def pair(outputs, targets):
+        return np.ones(3), np.ones(3)
+
+    listed = lockstep.Metric(lambda outputs, targets: [np.ones(2), 1.0], lambda sums: sums[0], "listed")
+    for metric in (lockstep.Metric(pair, name="pair"), listed):
+        with (
+            wrapped(kit, kit.model(WEIGHTS), kit.cross_entropy(), shards=2, metrics=[metric, "accuracy"]) as trainer,
+            pytest.raises(ModelError, match=r"pair or list are one number each\. Got shape \([23],\) from"),
+        ):
+            trainer.step((X, LABELS))
+
+
+@pytest.mark.parametrize(
+    "kit", [pytest.param(kit, id=name) for name, kit in KITS.items() if not getattr(kit, "own_metrics", False)]
+)
+def test_a_metric_may_give_its_sums_as_one_vector(kit):
+    metric = lockstep.Metric(lambda outputs, targets: np.arange(4.0), lambda sums: sums[3], "last")
+    with wrapped(kit, kit.model(WEIGHTS), kit.cross_entropy(), shards=2, metrics=[metric]) as trainer:
+        assert trainer.step((X, LABELS))["last"] == 6.0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.core.averaged_state import AveragedArray, QueueGuard, find_replaced_axis
+from lockstep.core.averaged_state import FOLLOWED, AveragedArray, QueueGuard, find_replaced_axis
 from lockstep.core.layout import Layout
 from lockstep.errors import ModelError
 
@@ -41,6 +41,13 @@ def test_an_array_that_begins_to_change_later_is_seen_at_the_next_power_of_two()
     assert [run_step(guard, []) for _ in range(7)] == [True] * 4 + [False] * 3
     with pytest.raises(ModelError, match="as in a queue"):
         run_step(guard, [2])
+
+
+def test_an_array_that_changes_once_is_followed_for_a_while():
+    guard = QueueGuard()
+    checked = [run_step(guard, [0, 1, 2, 3] if not step else []) for step in range(130)]
+    assert all(checked[: FOLLOWED + 1])
+    assert [step for step, each in enumerate(checked, start=1) if each and step > FOLLOWED + 1] == [128]
 
 
 def test_a_queue_that_begins_empty_is_seen_once_it_holds_something():

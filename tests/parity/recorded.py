@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,6 +28,8 @@ PACKAGES = {
 def environment(framework: str) -> str:
     """What makes bits comparable: the processor, and the versions of the framework."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES[framework])
+    if framework == "jax" and sys.modules["jax"].config.jax_enable_x64:  # as the contract's kit sets it for its process
+        versions += ", x64"
     return f"{_processor()}; {versions}"
 
 

@@ -35,3 +35,12 @@ def test_a_breakdown_grows_with_the_epochs(devices, capsys):
         assert "of the step" in capsys.readouterr().out
         trainer.fit((x, y), epochs=1, batch_size=16, verbose=0)
         assert trainer.breakdown is None
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_time_of_an_epoch_that_ends_before_its_data_is_whole(epochs):
+    with lockstep.wrap(Dense([6, 8, 3], seed=1), SGD(0.1), "cross_entropy", devices=1, shards=4) as trainer:
+        trainer.fit((x, y), epochs=epochs, steps_per_epoch=2, batch_size=16, verbose=2)
+        breakdown = trainer.breakdown
+    assert breakdown.num_steps == 2 * epochs
+    assert 0 < sum(breakdown.parts[0].values()) <= breakdown.seconds

@@ -15,6 +15,7 @@ from lockstep.core.layout import Field, Layout
 from lockstep.errors import ModelError
 
 CHECKED = 3  # steps that change an array, after which it is known what it is
+FOLLOWED = 100  # steps after the last change for which every step is checked
 _TOLERANCE = 1e-6  # relative: a leaf has the values times the shard's part of the batch, rounded
 _MOVED = 0.5  # of a slice's norm: a running mean moves by less
 
@@ -33,12 +34,13 @@ class AveragedArray(NamedTuple):
 class QueueGuard:
     """The check of one process's leaves, in the steps in which it is due.
 
-    Every step counts until an array has changed in `CHECKED` of them. While none has changed, the steps are the first
-    ones and those whose number is a power of two, because reading a leaf waits for the device.
+    Every step counts until an array has changed in `CHECKED` of them, or not for `FOLLOWED` steps. Otherwise the steps
+    are the first ones and those whose number is a power of two, because reading a leaf waits for the device.
     """
 
     def __init__(self) -> None:
         self._steps = 0
+        self._last_change = 0  # the step
         self._changes: dict[str, int] = {}  # by an array's field, the steps that have changed it
         self._moved: set[str] = set()  # in this step
         self._arrays: list[AveragedArray] | None = None
@@ -46,13 +48,16 @@ class QueueGuard:
 
     def is_due(self) -> bool:
         """Begin a step; return whether its leaves are to be checked."""
+        if self._moved:
+            self._last_change = self._steps
         for field in self._moved:
             self._changes[field] = self._changes.get(field, 0) + 1
         self._moved.clear()
         self._arrays = None
         self._steps += 1
         early = self._steps <= CHECKED or self._steps & (self._steps - 1) == 0
-        return early or any(changes < CHECKED for changes in self._changes.values())
+        follows = self._steps - self._last_change <= FOLLOWED
+        return early or (follows and any(changes < CHECKED for changes in self._changes.values()))
 
     def check(
         self,

@@ -63,12 +63,12 @@ def register(package: str, module: str) -> None:
 
 def list_imported() -> list[FrameworkHooks]:
     """Returns the hooks of the registered frameworks that this process has imported."""
-    return [_load(module) for package, module in _MODULES.items() if package in sys.modules]
+    return [_load(module) for package, module in _MODULES.items() if sys.modules.get(package) is not None]
 
 
 def list_missing() -> list[str]:
     """Returns the registered packages that this process has not imported."""
-    return [package for package in _MODULES if package not in sys.modules]
+    return [package for package in _MODULES if sys.modules.get(package) is None]
 
 
 def to_numpy_or_bytes(value: Any) -> Any:

@@ -58,7 +58,7 @@ def measure(
         if metric.result is ratio:
             own, width = _pair(ops, metric.name, value, examples), 2
         elif isinstance(value, tuple | list):
-            own, width = [Summand(each) for each in value], len(value)
+            own, width = [_one_number(ops, metric.name, each) for each in value], len(value)
         else:
             array = ops.as_array(value)
             own, width = [Summand(array)], prod(array.shape)
@@ -73,7 +73,7 @@ def measure(
 def _pair(ops: "ArrayOps", name: str, value: Any, examples: int) -> list[Summand]:
     """(sum, weight) out of such a pair, one value per example, or the mean over the shard."""
     if isinstance(value, tuple) and len(value) == 2:
-        return [Summand(value[0]), Summand(value[1])]
+        return [_one_number(ops, name, each) for each in value]
     value = ops.as_array(value)
     if not ops.shape(value):
         return [Summand(value, examples), Summand(examples)]
@@ -83,6 +83,17 @@ def _pair(ops: "ArrayOps", name: str, value: Any, examples: int) -> list[Summand
             f"for a shard of {examples}. Return one of these."
         )
     return [Summand(ops.total(ops.average_rows(ops.double(value), examples))), Summand(examples)]
+
+
+def _one_number(ops: "ArrayOps", name: str, value: Any) -> Summand:
+    """The summand of an entry of a pair or list; a vector there would move all later metrics in the vector of sums."""
+    shape = ops.shape(value) if ops.is_array(value) else np.shape(value)
+    if prod(shape) != 1:
+        raise ModelError(
+            f"The entries of a metric's pair or list are one number each. Got shape {tuple(shape)} from {name!r}. Add "
+            "its elements up, or return one value per example without a pair."
+        )
+    return Summand(value)
 
 
 class ShardNames:

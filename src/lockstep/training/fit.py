@@ -82,7 +82,7 @@ class _Fit:
         check_backups(callbacks, options.checkpoint, session.exact)
         self._session, self._trainer, self._options = session, trainer, options
         self._autosave, self._termination = autosave, termination
-        self._read = open_data
+        self._open = open_data
         self._beginning: Beginning | None = None
         self._logs: Mapping[str, float] = {}  # of the last epoch
         data, rule = self._open_data(), options.validation
@@ -124,7 +124,7 @@ class _Fit:
         return CallbackList([], self._trainer, params)
 
     def _open_data(self) -> Source:
-        data, steps = self._read(), self._options.steps_per_epoch
+        data, steps = self._open(), self._options.steps_per_epoch
         if data.endless and steps is None:
             raise BatchError(
                 "This data is endless, so fit() needs steps_per_epoch, e.g. steps_per_epoch=100; or drop .repeat()."

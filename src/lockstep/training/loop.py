@@ -85,8 +85,9 @@ class Loop:
             totals = Totals(session.columns, place.sums, self.metrics.values)
             first = place.batch
             steps = self.options.steps_per_epoch
-            batches = self._termination.iterate(functools.partial(self._open_epoch, first))
-            for batch in itertools.islice(batches, None if steps is None else max(steps - first, 0)):
+            left = None if steps is None else max(steps - first, 0)
+            # No name for the iterator: so it ends with the `for`, and a loader's workers and the time it takes with it.
+            for batch in itertools.islice(self._termination.iterate(functools.partial(self._open_epoch, first)), left):
                 callbacks.on_train_batch_begin(place.batch)
                 if before_first_step is not None:
                     before_first_step(batch)

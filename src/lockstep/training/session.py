@@ -287,5 +287,5 @@ def _computing(backend: Backend, work: Work) -> Iterator[None]:
 
 @cache
 def _even_plan(num_shards: int, num_devices: int) -> Plan:
-    """Return the same object for the same numbers, so that a step compares plans by identity."""
+    """Return the plan; the same object for the same numbers, so that comparing plans costs nothing."""
     return Plan.even(num_shards, num_devices)

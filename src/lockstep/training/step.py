@@ -1,4 +1,4 @@
-"""One step in one process: compute, weigh, add, update, commit.
+"""One step in one process: cut, compute, weigh, add, commit, update.
 
 Every process runs this code over its own shards. What it computes follows from the shards alone; the exchange only
 brings the partial sums of the processes together. So the result is the same for any number of processes and devices.
@@ -125,12 +125,12 @@ class Member:
             # An interrupt waits from the commit to the end of the update: half an update would be another state.
             # `computing` is entered again because the check above must be able to fail outside of this block.
             with defer_interrupts(), backend.computing(work):
-                # 6. Commit: returns once every process has the sums. From here on the step counts, so it comes before
+                # 5. Commit: returns once every process has the sums. From here on the step counts, so it comes before
                 # the update, which all then apply side by side without waiting for one another.
                 exchange.commit()
                 self.laps.lap("exchange")
 
-                # 5. Update: the same on every replica, from the summed gradient alone.
+                # 6. Update: the same on every replica, from the summed gradient alone.
                 backend.update(total, work)
                 count_step()
                 self.laps.lap("update")

@@ -402,3 +402,22 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(part, kind):
         with pytest.raises(StateError, match=f"^The checkpoint does not fit this {part}: {message}"):
             trainer.load_state(bad)
         assert trainer.digest() == before
+
+
+@pytest.mark.skipif(keras.config.backend() != "jax", reason="the kernels of TensorFlow and PyTorch refuse such labels")
+def test_labels_that_count_for_nothing_may_be_anything():
+    """Padded targets: by a weight of 0, or by the mask of an embedding."""
+    labels, weights = Y.copy(), np.ones(len(Y), "float32")
+    labels[3], weights[3] = -1, 0
+    with lockstep.wrap(made(), devices=1, shards=2) as trainer:
+        assert np.isfinite(trainer.step((X, labels, weights), verbose=0)["loss"])
+        with pytest.raises(lockstep.LockstepError, match=r"Labels run from 0 to 2\. Got -1"):
+            trainer.step((X, labels), verbose=0)
+
+    keras.utils.set_random_seed(1)
+    words = np.tile(np.array([1, 2, 3, 0, 0]), (8, 1))
+    targets = np.where(words == 0, -1, words % 3)
+    model = keras.Sequential([keras.Input((5,)), layers.Embedding(4, 6, mask_zero=True), layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with lockstep.wrap(model, devices=1, shards=2) as trainer:
+        assert np.isfinite(trainer.step((words, targets), verbose=0)["loss"])

@@ -194,8 +194,9 @@ class Compiled:
                 check_loss(self.model)
             labels = losses.find_labels(self.model, outputs)
             if labels is not None and keras.config.backend() == "torch":  # the only one that does not trace
+                given = [ops.convert_to_numpy(each) for each in keras.tree.flatten(weights) if each is not None]
                 for each in keras.tree.flatten(y):
-                    check_labels(ops.convert_to_numpy(each), *labels)
+                    check_labels(ops.convert_to_numpy(each), *labels, *given[:1])
             value = self.model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=training)
             extra = sum((ops.sum(each) for each in self.model.losses), start=0.0)
             self.model._clear_losses()

@@ -80,6 +80,8 @@ def find_labels(model: Any, outputs: Any) -> Labels | None:
     names = type(loss).__name__, getattr(getattr(loss, "fn", loss), "__name__", "")
     if not {"SparseCategoricalCrossentropy", "sparse_categorical_crossentropy"} & set(names):
         return None
+    if get_keras_mask(output) is not None:  # what is masked out may have any label
+        return None
     keywords = getattr(loss, "_fn_kwargs", {})
     return Labels(output.shape[keywords.get("axis", -1)], keywords.get("ignore_class"))
 

@@ -204,5 +204,8 @@ def count_true(array: Any) -> Any:
 
 def list_values(parts: Iterable[tuple[Any, float]]) -> list[Any]:
     """Numbers, and vectors in float64, each times a plain number."""
-    vectors = [(arrays.flat(double(value)) if is_array(value) else float(value), times) for value, times in parts]
-    return [vector if times == 1 else vector * times for vector, times in vectors]
+    result = []
+    for value, times in parts:
+        values = [arrays.flat(double(value))] if is_array(value) else np.asarray(value, "float64").reshape(-1).tolist()
+        result += [each if times == 1 else each * times for each in values]
+    return result

@@ -144,8 +144,9 @@ class Shards:
         if body != self._outputs:
             self.names.add(found.columns)
         if found.labels is not None:  # a GPU gives NaN for one outside the classes
+            weights = [np.asarray(each) for each in piece[2:3] if each is not None]
             for targets in leaves(piece[1]):
-                check_labels(np.asarray(targets), *found.labels)
+                check_labels(np.asarray(targets), *found.labels, *weights)
         return Task(shard, traced, tensors, drawn, fraction)
 
     def _leaf(self, own: Copy, batch: Any, drawn: Any, share: Share, found: Found) -> Leaf:

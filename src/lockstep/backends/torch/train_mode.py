@@ -16,7 +16,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     modes = _read_modes(model)
     modules = _find_own_train(model)
     # Adding and subtracting an adapter rounds, so the weights cannot be left to the modules.
-    copies = [_Copy(tensor) for tensor in (*model.parameters(), *model.buffers())] if modules else []
+    tensors = {tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    copies = [_Copy(tensor) for tensor in tensors]
     try:
         model.eval()
         yield
