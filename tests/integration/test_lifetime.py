@@ -286,7 +286,7 @@ def test_a_workers_exception_is_caught_and_training_goes_on(tmp_path):
 try:
     trainer.step(bad, verbose=0)
 except Picky as error:
-    print("caught", error)
+    print(f"caught {error}\\n", end="")  # one write, which no worker's line can break
 found = trainer.digest()
 known = digests(3)
 assert found == known[1], "the failed step changed something"
