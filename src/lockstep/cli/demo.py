@@ -35,8 +35,8 @@ PEERS = (1, 2)
 DIGEST_CHARACTERS = 16
 SVG_COLUMNS = 66
 NOTE = """\
-  s/epoch is the median. Lockstep always computes 8 shards of 32, on however
-  many devices; {title} computes one part of the batch on each.
+  s/epoch is the median. Lockstep computes the same shards of a batch on any
+  number of devices; {title} computes one part of the batch on each.
 """
 
 
