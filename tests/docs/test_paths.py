@@ -1,6 +1,7 @@
 """Files that README, CONTRIBUTING and the pages name are there, and so are the targets of their links."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,8 @@ def test_a_file_that_is_gone_is_seen():
     assert _is_there("core/tree.py")
     assert named_files("see `core/tree.py`") == ["core/tree.py"]
     assert links("[a](docs/a.md#part) [b](https://example.org)") == ["docs/a.md"]
+
+
+def test_the_mxnet_extra_takes_a_numpy_that_mxnet_can_be_imported_with():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert "numpy<1.24" in extras["mxnet"]

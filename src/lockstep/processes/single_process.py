@@ -14,7 +14,7 @@ from lockstep.training.step import Member
 
 
 class SingleProcess:
-    """This process alone: there is nobody to wait for or to tell."""
+    """This process alone: there is no other process to wait for or to send to."""
 
     first = True
     closed = False

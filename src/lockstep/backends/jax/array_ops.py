@@ -1,4 +1,4 @@
-"""JAX's arrays, which nobody can write to: what the collectives give is always new.
+"""JAX's arrays, which cannot be written to: the collectives always return new ones.
 
 A copy never shares memory with the original, so that donating one leaves the other.
 """

@@ -199,8 +199,8 @@ class Vector:
 class Host(Mapping[str, NDArray[Any]]):
     """A partial sum in the host's memory; `given` if an exchange lent it and wants to read it there.
 
-    Memory that nobody lent is allocated when a vector is first asked for. Nobody asks in one process, whose partial
-    sums stay on their devices.
+    Without memory from an exchange, a vector is allocated when it is first read. One process never reads it, because
+    its partial sums stay on their devices.
     """
 
     def __init__(self, layout: Layout, memory: memoryview | None) -> None:

@@ -61,7 +61,7 @@ def from_numpy(data: Any, like: Any) -> Any:
 
 
 def write(value: Any, target: Any) -> Any:
-    """In place; a scalar is nobody's memory."""
+    """In place; a scalar has no memory to write to, so it is returned."""
     if not isinstance(target, np.ndarray):
         return value
     target[...] = value

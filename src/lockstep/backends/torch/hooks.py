@@ -1,6 +1,6 @@
-"""Hooks: what a script hangs on its optimizer and parameters, none of which a pickle takes along.
+"""Hooks of the script's optimizer and parameters, none of which a pickle contains.
 
-Each process counts its own. WorkerPool have none; processes that run the whole script have them all.
+Each process counts its own. Workers have none; processes that run the whole script have them all.
 """
 
 from collections.abc import Iterable, Mapping
