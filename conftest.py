@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHOSEN = os.environ.get("LOCKSTEP_BACKENDS", "numpy,torch").split(",")
-OTHERS = {"torch", "jax", "tensorflow", "keras", "mxnet"} - {*CHOSEN}
+OTHERS = {"torch", "jax", "tensorflow", "keras", "mxnet", "toy"} - {*CHOSEN}
 
 collect_ignore_glob = [pattern for name in OTHERS for pattern in (f"*/{name}/*", f"*/{name}.py", f"*/*_{name}.py")]
 

@@ -1,9 +1,11 @@
-"""Where a LeNet step on two replicas goes (computing, exchange, update, the rest): `python benchmarks/bookkeeping.py`.
+"""Where a step on two replicas goes (computing, exchange, update, the rest): `python benchmarks/bookkeeping.py`.
 
 The clock is put around Lockstep's methods from outside. A piece inside another
 counts for itself only. The script's own process is timed, for it does all the
 input and bookkeeping that others wait for; what a worker does between a message
 and its first shard happens beside that and is timed in the worker and added.
+`recovery` is what a step pays so that workers may die, be late, join or be slow:
+the protocol's decisions, the looks for newcomers, and the choice of the shards.
 """
 
 import argparse
@@ -24,11 +26,14 @@ from load import measure_load
 from models import CASES, data, trained
 
 import lockstep
-from lockstep.backends.torch import shards
+from lockstep.backends.torch import shard_pass
 from lockstep.backends.torch.backend import TorchBackend
+from lockstep.core.lateness import Deadline
 from lockstep.data.source import ArraySource
 from lockstep.exchange.shared_memory import SharedMemoryExchange
-from lockstep.processes import local_workers, worker_loop
+from lockstep.processes import coordinator, local_workers, seats, worker_loop
+from lockstep.processes.command_sender import CommandSender
+from lockstep.processes.newcomers import Newcomers
 
 STEP = ("compute", "exchange", "update")  # everything else is input and bookkeeping
 FOLDER = "BENCH_BOOKKEEPING"
@@ -92,8 +97,8 @@ class Watch:
 def watched() -> Watch:
     """A watch around the pieces of a step in this process."""
     watch = Watch()
-    watch.through(TorchBackend, "leaves", "compute")
-    watch.around(shards, "put", "input: fresh buffers")
+    watch.around(TorchBackend, "partial_sums", "compute")
+    watch.around(shard_pass, "copy_to_device", "input: fresh buffers")
     watch.around(SharedMemoryExchange, "reduce", "exchange")
     watch.around(SharedMemoryExchange, "commit", "exchange")
     watch.around(TorchBackend, "update", "update")
@@ -110,15 +115,26 @@ def timed_serve(setup: Any, channel: Any) -> None:
         Path(os.environ[FOLDER], "worker.json").write_text(json.dumps(watch.seconds))
 
 
-def measure(steps: int) -> dict[str, float]:
-    """Milliseconds of a LeNet step, by piece; `rest` is what no other piece names."""
+def measure(model: str, steps: int) -> dict[str, float]:
+    """Milliseconds of a step, by piece; `rest` is what no other piece names."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER] = folder
-        local_workers.serve = timed_serve
+        seats.serve = timed_serve
         watch = watched()
         watch.through(ArraySource, "epoch", "input: gather")
-        watch.around(local_workers.LocalWorkers, "_send", "send to the workers")
-        case = CASES["lenet"]
+        watch.around(CommandSender, "pack_step", "send to the workers")
+        watch.around(CommandSender, "send", "send to the workers")
+        for owner, name in (
+            (coordinator, "advance"),
+            (Newcomers, "update"),
+            (Newcomers, "send_proof"),
+            (local_workers, "move_shards"),
+            (local_workers.Balance, "choose"),
+            (local_workers.Balance, "note"),
+            (Deadline, "add_step"),
+        ):
+            watch.around(owner, name, "recovery")
+        case = CASES[model]
         images, labels = data(case)
         with lockstep.wrap(*trained(case), devices=2, shards=2, threads=1) as trainer:
             fit = functools.partial(trainer.fit, (images, labels), batch_size=case.batch_size, verbose=0)
@@ -135,14 +151,15 @@ def measure(steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Show where a LeNet step on two replicas goes.")
+    parser = argparse.ArgumentParser(description="Show where a step on two replicas goes.")
+    parser.add_argument("--model", choices=["lenet", "mlp"], default="lenet")
     parser.add_argument("--steps", type=int, default=100, help=f"rounded up to epochs of {EPOCH}")
     asked = parser.parse_args()
     asked.steps = -(-asked.steps // EPOCH) * EPOCH
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     torch.set_num_threads(1)
     print(f"{measure_load()}\n")
-    pieces = measure(asked.steps)
+    pieces = measure(asked.model, asked.steps)
     beside = pieces.pop("worker: unpack")
     whole = sum(pieces.values())
     share = 100 * (whole - sum(pieces[piece] for piece in STEP) + beside) / whole

@@ -76,14 +76,16 @@ def lockstep_entries(model: str, batch_size: int) -> list[Entry]:
     """Return Lockstep's entries: default arguments, then the settings that people choose. Equal ones appear once."""
     result, seen = [], set()
     for given_devices, given_shards in ((None, None), (1, 1), (2, 2), (2, None)):
-        devices = given_devices or 1
-        shards = given_shards or default_shards(batch_size, devices)
+        shards = given_shards or default_shards(batch_size, given_devices or 1)
+        devices = given_devices or int(shards == 1)  # 0: Lockstep chooses how many, while it trains
         if (devices, shards) in seen:
             continue
         seen.add((devices, shards))
-        default = (devices, shards) == (2, default_shards(batch_size, 2))
-        label = f"{_count(devices, 'device')}, {_count(shards, 'shard')}{' (the default)' if default else ''}"
-        label = f"default arguments ({label})" if given_devices is None else label
+        default = (given_devices, shards) == (2, default_shards(batch_size, 2))
+        if given_devices is None:
+            label = f"default arguments ({_count(shards, 'shard')})"
+        else:
+            label = f"{_count(given_devices, 'device')}, {_count(shards, 'shard')}" + " (the default)" * default
         choice = [] if given_devices is None else ["--devices", str(given_devices)]
         choice += [] if given_shards is None or default else ["--shards", str(given_shards)]
         expected = ["--expect", str(devices), str(shards)]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import page
 import torch
 from load import measure_load
@@ -20,16 +21,18 @@ from peers import Peer, Turns, serve
 from timing import Summary, interleave
 from torch import nn
 
-from lockstep.backends.base import Recipe, Work
+from lockstep.backends.base import Recipe
 from lockstep.backends.torch import open as open_backend
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
+from lockstep.core.shard_sums import ShardSums
+from lockstep.core.types import Work
 from lockstep.exchange.barrier import Barrier
 from lockstep.exchange.shared_memory import SharedMemoryExchange
 from lockstep.launch.shm import Region
 
 NUM_ELEMENTS = 11_000_000
-PLAN = Plan.even(2, 2)
+PLAN = Plan.even(2, range(2))
 WORK = Work({}, num_examples=2, num_shards=2, threads=1, seed=0, step=0)
 
 
@@ -42,21 +45,23 @@ class Vector(nn.Module):
 
 
 def shared(index: int, descriptors: list[int], bells: list[int]) -> Callable[[], float]:
-    """Lockstep's exchange: leaves ready, own half added, commit."""
+    """Lockstep's exchange: gradients ready, own half added, commit."""
     model = Vector()
     recipe = Recipe(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(), (), Options())
     backend = open_backend(recipe, ["cpu:0"])
-    leaves, control = map(Region, descriptors)
+    memory, control = map(Region, descriptors)
     barrier = Barrier(index, control, bells)
-    exchange = SharedMemoryExchange(backend, leaves, barrier, PLAN, index)
-    (leaf,) = exchange.slots(index, 1, backend.layout())
+    exchange = SharedMemoryExchange(backend, memory, barrier, PLAN, index)
+    layout = backend.layout()
+    exchange.open(layout)
+    gradient = exchange.get_buffer(index, 0)
+    shard_sums = ShardSums(lambda: {index: np.zeros(layout.num_sums)})
 
     def once() -> float:
-        leaf["float32"].fill_(1.0 + index)
-        leaf["float64"].zero_()
+        gradient["float32"].fill_(1.0 + index)
         barrier.wait()
         started = time.perf_counter()
-        total, _ = exchange.reduce({}, WORK)
+        total, _ = exchange.reduce({}, shard_sums, WORK)
         exchange.commit()
         seconds = time.perf_counter() - started
         assert total["float32"][0] == total["float32"][NUM_ELEMENTS - 1] == 3.0
@@ -85,7 +90,7 @@ def gloo(index: int, store: str) -> Callable[[], float]:
 
 def measure(rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each exchange, the two ways in turn."""
-    regions = [Region.create(name) for name in ("leaves", "control")]
+    regions = [Region.create(name) for name in ("partial-sums", "control")]
     bells = [os.eventfd(0), os.eventfd(0)]
     descriptors = [*(region.descriptor for region in regions), *bells]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:

@@ -73,4 +73,4 @@ class Arrays(nn.Module):
         return nn.Dense(10)(x.reshape(len(x), -1)) * scale
 
 
-MODULES = {"mlp": MLP, "lenet": LeNet, "resnet18": ResNet18, "arrays": Arrays}
+MODULES = {"mlp": MLP, "lenet": LeNet, "resnet18": ResNet18, "arrays": Arrays, "shards": MLP}

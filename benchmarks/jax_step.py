@@ -5,6 +5,7 @@ is spread over two CPU devices with `NamedSharding`. Both donate their state and
 device. All rows let JAX run ahead by one step, as a loop does that reads its loss now and then.
 
 `--models arrays` is a step that is nearly all the host's: as many arrays as ResNet-18 has, of one number each.
+`--models shards` is one device with 1, 2, 4 and 8 shards of a small MLP's batch: what a shard costs.
 """
 
 import sys
@@ -21,8 +22,10 @@ TITLES = {
     "lenet": "LeNet-5",
     "resnet18": "ResNet-18, 28×28×1",
     "arrays": "102 arrays of one number",
+    "shards": "MLP 784-256-256-10, 1 to 8 shards on one device",
 }
-BATCH_SIZES = {"mlp": 256, "lenet": 256, "resnet18": 64, "arrays": 4}
+BATCH_SIZES = {"mlp": 256, "lenet": 256, "resnet18": 64, "arrays": 4, "shards": 128}
+NUM_SHARDS = 1, 2, 4, 8  # of the model "shards"
 
 
 def entries(name: str) -> list[Entry]:
@@ -30,8 +33,25 @@ def entries(name: str) -> list[Entry]:
     return [
         Entry("plain `jit`, 1 device", "plain", [["--serve", "jit", name, "--devices", "1"]]),
         Entry("`jit` over NamedSharding, 2 devices", "own", [["--serve", "jit", name, "--devices", "2"]]),
-        *lockstep_entries(name, BATCH_SIZES[name]),
+        *(map(on_one_device, NUM_SHARDS) if name == "shards" else lockstep_entries(name, BATCH_SIZES[name])),
     ]
+
+
+def on_one_device(shards: int) -> Entry:
+    """Return Lockstep on one device, with this many shards of the model "shards"."""
+    arguments = [
+        "--serve",
+        "lockstep",
+        "shards",
+        "--devices",
+        "1",
+        "--shards",
+        str(shards),
+        "--expect",
+        "1",
+        str(shards),
+    ]
+    return Entry(f"Lockstep, 1 device, {shards} shard{'s' * (shards > 1)}", "lockstep", [arguments])
 
 
 def optimizer_and_loss(name: str):

@@ -1,6 +1,7 @@
-"""Print README's tables of step times from the newest page of each framework: `python benchmarks/summary.py`.
+"""Print README's table of step times, and those of docs/speed.md: `python benchmarks/summary.py`.
 
-`make bench` writes the pages. A test compares README with what this prints.
+They come from the newest page of each framework, which `make bench` writes. A test compares README and docs/speed.md
+with what this prints.
 """
 
 import re
@@ -61,9 +62,20 @@ def summarize(name: str) -> str:
     """Return the table of one framework."""
     title, plain, own = FRAMEWORKS[name]
     path = newest(name)
-    head = [f"{title} ([page](benchmarks/{path.name}))", plain, f"{own}, 2 devices"]
+    head = [f"{title} ([page](../benchmarks/{path.name}))", plain, f"{own}, 2 devices"]
     head += [f"Lockstep, {each}, {way}" for way in ("`fit`", "`step`") for each in LOCKSTEP]
     return page.table(head, [[model, *contenders(rows)] for model, rows in read_rows(path.read_text()).items()])
+
+
+def summarize_all() -> str:
+    """Return one table with the means of all frameworks: a median does not show that a step stalls now and then."""
+    head = ["ms of a step, mean", "plain loop", "the framework's own, 2 devices"]
+    head += [f"Lockstep, {each}" for each in LOCKSTEP]
+    rows = []
+    for name, (title, *_) in FRAMEWORKS.items():
+        for model, measured in read_rows(newest(name).read_text()).items():
+            rows.append([f"{title}: {model}", *(cell.split(" · ")[0] for cell in contenders(measured)[:4])])
+    return page.table(head, rows)
 
 
 def _is_number(cell: str) -> bool:
@@ -75,4 +87,4 @@ def _mean(cells: Sequence[str]) -> float:
 
 
 if __name__ == "__main__":
-    print("\n\n".join(map(summarize, FRAMEWORKS)))
+    print("\n\n".join([summarize_all(), *map(summarize, FRAMEWORKS)]))

@@ -4,6 +4,7 @@ Needs Fashion-MNIST: `apt-get install dataset-fashion-mnist`.
 """
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import lockstep
@@ -25,10 +26,11 @@ def get_compiled_model():
     return model
 
 
-def get_dataset(batch_size=32, num_val_samples=10_000):
+def get_dataset(batch_size=64, num_val_samples=10_000):
     (x, y), (x_test, y_test) = fashion_mnist()
     x, x_test = (images.reshape(-1, 784).astype("float32") / 255 for images in (x, x_test))
-    parts = (x[:-num_val_samples], y[:-num_val_samples]), (x[-num_val_samples:], y[-num_val_samples:]), (x_test, y_test)
+    val, train = np.split(np.random.default_rng(0).permutation(len(x)), [num_val_samples])  # a random part to validate
+    parts = (x[train], y[train]), (x[val], y[val]), (x_test, y_test)
     return [tf.data.Dataset.from_tensor_slices(part).batch(batch_size) for part in parts]
 
 

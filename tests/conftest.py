@@ -9,10 +9,14 @@ import multiprocessing.resource_tracker
 import os
 import threading
 import time
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from forked_workers import EVERY_WORKER, KERAS_WORKER, TORCH_WORKER, Template
 
 # Before TensorFlow is imported: oneDNN in 2.21 corrupts memory on convolutions of odd batches.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -22,9 +26,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 settings.register_profile("any_load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_load")
 
+# Tracing makes many small objects: with the standard library's 700 a test of TensorFlow spends a seventh of its time on
+# the search for garbage.
+gc.set_threshold(50_000, 20, 100)
+
 # By which this process's descendants are known when their parents have ended.
 MARK = "LOCKSTEP_TESTS_OF"
 os.environ[MARK] = str(os.getpid())
+
+BACKENDS = os.environ.get("LOCKSTEP_BACKENDS", "numpy,torch").split(",")
+TORCH_FOLDERS = {"backends", "integration", "parity", "test_torch.py"}
 
 GRACE_SECONDS = 10.0
 # For the life of the process: of the test runner, of torch when it first uses CUDA or its compiler, of JAX's and
@@ -37,10 +48,38 @@ LASTING = {
 }
 
 
-def pytest_collection_finish():
+@pytest.fixture(autouse=True, scope="module")
+def freeze_imported_modules():
     """What was imported by now stays. A search for garbage would take tenths of a second to look at all of it again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def templates():
+    """A function that returns the template of workers that import these modules."""
+    with ExitStack() as stack:
+
+        @cache
+        def start(modules):
+            template = Template(modules, LASTING)
+            stack.callback(template.close)
+            return template
+
+        yield start
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forked_workers(request, templates):
+    """Workers are copies of one process, which has the framework that most workers of these tests use."""
+    if os.environ.get("KERAS_BACKEND") == "torch":
+        modules = KERAS_WORKER
+    elif "torch" in BACKENDS and TORCH_FOLDERS & {*request.path.parts}:
+        modules = TORCH_WORKER
+    else:
+        modules = EVERY_WORKER
+    with templates(modules).in_use():
+        yield
 
 
 @pytest.fixture(autouse=True)

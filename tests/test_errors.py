@@ -42,5 +42,5 @@ def test_every_error_is_a_lockstep_error_and_travels(error):
 def test_a_loss_that_is_not_finite():
     assert str(errors.NonFiniteError.at(step=3, shard=2, value=float("inf"))) == (
         "The loss is inf in step 3, shard 2. The model is as it was before that step. "
-        "Check that shard's examples, or use a smaller learning rate or clip_norm=1.0."
+        "Check the examples of this shard, or use a smaller learning rate or clip_norm=1.0."
     )

@@ -158,7 +158,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_first_step(tm
     metric.generator = np.random.default_rng(0)
     with wrapped([metric]) as trainer:
         trainer.fit((X, Y), batch_size=45, verbose=0)
-        with pytest.raises(StateError, match=r"has a Generator at Auroc\.generator"):
+        with pytest.raises(StateError, match=r"cannot store the Generator at Auroc\.generator"):
             trainer.fit((X, Y), checkpoint=tmp_path, verbose=0)
         assert trainer.num_steps == 2
 

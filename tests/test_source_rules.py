@@ -41,60 +41,14 @@ NO_VERBS = {
     *("moved", "taken", "joined", "packed", "opened", "checked", "counted", "named", "stepped", "marked", "alone"),
 }
 
-# Not clean yet; the branches that rewrite these remove their entries.
-NOT_CLEAN = {
-    "backends/": "rewritten with the shard arithmetic",
-    "callbacks/": "rewritten with the display",
-    "checkpoint/": "rewritten with autosave",
-    "collectives.py": "rewritten with the array functions",
-    "core/metric_kinds.py": "rewritten with the shard arithmetic",
-    "core/metrics.py": "rewritten with the shard arithmetic",
-    "core/objective.py": "rewritten with the shard arithmetic",
-    "core/outputs.py": "rewritten with the shard arithmetic",
-    "core/reduction.py": "rewritten with the shard arithmetic",
-    "core/state.py": "came with the state checks",
-    "core/target_kind.py": "rewritten with the shard arithmetic",
-    "datasets/": "rewritten with the display",
-    "display/": "rewritten with rich's columns",
-    "processes/": "rewritten with the session",
-    "training/": "being written",
-    "trainer.py": "a facade",
-    "wrap.py": "rewritten with the session",
-}
-# Public classes that several files define, and the branch that renames them.
-SAME_NAMES = {
-    "Attributes": "backends: one object for what a script may change",
-    "CrossEntropy": "backends: one loss for all frameworks",
-    "Fields": "backends: shard arithmetic",
-    "Form": "backends/jax and checkpoint",
-    "Found": "backends/jax and checkpoint",
-    "Leaf": "backends: shard arithmetic",
-    "Module": "backends/base.py and backends/jax/nnx_model.py",
-    "Net": "backends/keras",
-    "Outcome": "backends: one seam for Keras",
-    "Place": "backends/jax/batches.py and training/loop.py",
-    "Program": "backends: one seam for Keras",
-    "Replicas": "backends: one per framework, as Backend",
-    "Shards": "backends: shard arithmetic",
-    "SquaredError": "backends: one loss for all frameworks",
-    "Statistics": "backends: running statistics",
-    "Stepper": "backends/keras and verification.py",
-    "Sum": "backends/jax/lazy_sums.py and core/objective.py",
-    "Values": "backends/keras",
-    "Vectors": "backends: flat vectors",
-}
+# Public classes that several files define, and why.
+SAME_NAMES = {"CrossEntropy": "one public name and one set of arguments, on JAX and on MXNet"}
+
 # Files outside of backends/ that may ask whether a framework was imported.
 MAY_ASK_FOR_FRAMEWORKS = {
-    "processes/jax_processes.py": "whether jax.distributed was initialized; nothing may be imported to find out",
+    "processes/jax_distributed.py": "whether jax.distributed was initialized; nothing may be imported to find out",
     "processes/rendezvous.py": "whether a process group of torch or Ray exists; nothing may be imported to find out",
 }
-
-
-def is_clean(file):
-    return not any(file.startswith(path) for path in NOT_CLEAN)
-
-
-CLEAN = [file for file in FILES if is_clean(file)]
 
 
 def parse(file):
@@ -134,12 +88,12 @@ def find_framework_questions(tree):
                 yield part.value
 
 
-@pytest.mark.parametrize("file", CLEAN)
+@pytest.mark.parametrize("file", FILES)
 def test_function_names_are_verbs(file):
     assert [name for name in find_functions(parse(file)) if name.lstrip("_") in NO_VERBS] == []
 
 
-@pytest.mark.parametrize("file", CLEAN)
+@pytest.mark.parametrize("file", FILES)
 def test_banned_words(file):
     source = (SOURCE / file).read_text(encoding="utf-8")
     found = [
@@ -151,7 +105,7 @@ def test_banned_words(file):
     assert found == []
 
 
-@pytest.mark.parametrize("file", CLEAN)
+@pytest.mark.parametrize("file", FILES)
 def test_files_are_at_most_300_lines_long(file):
     assert len((SOURCE / file).read_text(encoding="utf-8").splitlines()) <= MAX_LINES
 
@@ -173,7 +127,7 @@ def test_frameworks_are_looked_up_by_backends_only(file):
 
 
 def test_the_tables_have_no_entries_that_are_not_needed():
-    missing = [path for path in {**NOT_CLEAN, **MAY_ASK_FOR_FRAMEWORKS} if not any(f.startswith(path) for f in FILES)]
+    missing = [path for path in MAY_ASK_FOR_FRAMEWORKS if not any(f.startswith(path) for f in FILES)]
     assert missing == []
     assert all(list(find_framework_questions(parse(file))) for file in MAY_ASK_FOR_FRAMEWORKS)
 

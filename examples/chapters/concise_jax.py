@@ -34,13 +34,14 @@ class Residual(nnx.Module):
         return nnx.relu(self.body(x) + (x if self.around is None else self.around(x)))
 
 
-def resnet18():
+def resnet18(num_classes, in_channels=1):
     rngs = nnx.Rngs(0)
-    layers = [nnx.Conv(1, 64, (3, 3), use_bias=False, rngs=rngs), nnx.BatchNorm(64, momentum=0.9, rngs=rngs), nnx.relu]
+    layers = [nnx.Conv(in_channels, 64, (3, 3), use_bias=False, rngs=rngs)]
+    layers += [nnx.BatchNorm(64, momentum=0.9, rngs=rngs), nnx.relu]
     layers += [Residual(64, 64, rngs=rngs), Residual(64, 64, rngs=rngs)]
     for channels in (128, 256, 512):
         layers += [Residual(channels // 2, channels, stride=2, rngs=rngs), Residual(channels, channels, rngs=rngs)]
-    return nnx.Sequential(*layers, lambda x: x.mean((1, 2)), nnx.Linear(512, 10, rngs=rngs))
+    return nnx.Sequential(*layers, lambda x: x.mean((1, 2)), nnx.Linear(512, num_classes, rngs=rngs))
 
 
 def examples(x, y):
@@ -49,7 +50,7 @@ def examples(x, y):
 
 def train(num_devices, batch_size, lr):
     devices = all_devices[:num_devices]
-    net = resnet18()
+    net = resnet18(num_classes=10)
     sgd = optax.inject_hyperparams(optax.sgd)(learning_rate=lr)
     loss = optax.softmax_cross_entropy_with_integer_labels
     trainer = lockstep.wrap(net, sgd, loss, metrics=["accuracy"], devices=devices)

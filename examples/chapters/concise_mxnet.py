@@ -37,16 +37,18 @@ class Residual(gluon.HybridBlock):
         return F.relu(self.body(x) + (x if self.around is None else self.around(x)))
 
 
-def resnet18():
+def resnet18(num_classes, in_channels=1):
     mx.random.seed(0)
     net = nn.HybridSequential()
     net.add(
-        nn.Conv2D(64, 3, padding=1, use_bias=False, in_channels=1), nn.BatchNorm(in_channels=64), nn.Activation("relu")
+        nn.Conv2D(64, 3, padding=1, use_bias=False, in_channels=in_channels),
+        nn.BatchNorm(in_channels=64),
+        nn.Activation("relu"),
     )
     net.add(Residual(64, 64), Residual(64, 64))
     for channels in (128, 256, 512):
         net.add(Residual(channels // 2, channels, stride=2), Residual(channels, channels))
-    net.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(10, in_units=512))
+    net.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(num_classes, in_units=512))
     net.initialize(mx.init.Xavier())
     net.hybridize()
     return net
@@ -58,7 +60,7 @@ def examples(x, y):
 
 def train(num_devices, batch_size, lr):
     devices = all_devices[:num_devices]
-    net = resnet18()
+    net = resnet18(num_classes=10)
     sgd = ("sgd", {"learning_rate": lr})
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     trainer = lockstep.wrap(net, sgd, loss, metrics=["accuracy"], devices=devices)

@@ -28,15 +28,15 @@ def residual(x, channels, stride=1):
     return layers.ReLU()(x + around)
 
 
-def resnet18():
+def resnet18(num_classes, in_channels=1):
     keras.utils.set_random_seed(0)
-    image = keras.Input((28, 28, 1))
+    image = keras.Input((28, 28, in_channels))
     x = layers.Conv2D(64, 3, padding="same", use_bias=False, name="stem")(image)
     x = layers.ReLU()(layers.BatchNormalization(momentum=0.9)(x))
     x = residual(residual(x, 64), 64)
     for channels in (128, 256, 512):
         x = residual(residual(x, channels, stride=2), channels)
-    return keras.Model(image, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+    return keras.Model(image, layers.Dense(num_classes)(layers.GlobalAveragePooling2D()(x)))
 
 
 def examples(x, y):
@@ -45,7 +45,7 @@ def examples(x, y):
 
 def train(num_devices, batch_size, lr):
     devices = all_devices[:num_devices]
-    net = resnet18()
+    net = resnet18(num_classes=10)
     sgd = keras.optimizers.SGD(lr)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     trainer = lockstep.wrap(net, sgd, loss, metrics=["accuracy"], devices=devices)

@@ -35,13 +35,13 @@ class Residual(nn.Module):
         return nn.functional.relu(self.body(x) + self.around(x))
 
 
-def resnet18():
+def resnet18(num_classes, in_channels=1):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+    net = nn.Sequential(nn.Conv2d(in_channels, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
     net.extend([Residual(64, 64), Residual(64, 64)])
     for channels in (128, 256, 512):
         net.extend([Residual(channels // 2, channels, stride=2), Residual(channels, channels)])
-    return net.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)])
+    return net.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, num_classes)])
 
 
 def examples(x, y):
@@ -50,7 +50,7 @@ def examples(x, y):
 
 def train(num_devices, batch_size, lr):
     devices = all_devices[:num_devices]
-    net = resnet18()
+    net = resnet18(num_classes=10)
     sgd = torch.optim.SGD(net.parameters(), lr)
     loss = nn.CrossEntropyLoss()
     trainer = lockstep.wrap(net, sgd, loss, metrics=["accuracy"], devices=devices)

@@ -53,5 +53,5 @@ __version__ = "0.1.0"
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """Returns the public names."""
     return [*__all__, "__version__"]

@@ -1,47 +1,48 @@
-"""The collectives: data parallelism by hand, with the framework's own arrays on one process's devices.
+"""The collectives, with which a script can write data parallelism itself, with the framework's own arrays.
 
     replicate(params, devices)   a copy of the parameters for every device
     split(batch, devices)        a piece of the batch for every device
     allreduce(arrays)            the same sum on every device
 
-The sum is added in the order of `core.tree`, which follows from the number of
-devices alone, by the framework's own addition. So a training loop made of these
-repeats itself bit for bit; unlike a trainer's shards, another number of devices
-is another order and gives other bits.
+All devices belong to one process. The framework adds the arrays in the order of `core.tree`, which depends only on
+their number. Without `shards=` that is the number of devices, so a loop gives the same bits in every run with the same
+number of devices. With `shards=` it is the number of shards, so the bits do not depend on the number of devices: the
+promise of a trainer, in a loop by hand.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Number
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from lockstep.backends import registry
 from lockstep.backends.array_ops import ArrayOps, name_dtype
 from lockstep.core import batches, plan, tree
+from lockstep.core.run_state import Run
 from lockstep.devices import resolve
 from lockstep.errors import BatchError
 
-Nest = TypeVar("Nest")
+Tree = TypeVar("Tree")
 
-_NUMBERS = ("int", "uint", "float", "bfloat", "complex")  # how the types begin that can be added
+_NUMBERS = ("int", "uint", "float", "bfloat", "complex")  # the names of dtypes that can be added begin with these
 
 
-class Pieces(list[Nest]):
-    """A piece of a batch for each device, in order, and in `sizes` the number of examples in each."""
+class Pieces(list[Tree]):
+    """A list with a piece of a batch for each device in order; `sizes` is the number of examples in each piece."""
 
-    def __init__(self, pieces: Sequence[Nest], sizes: Sequence[int]) -> None:
+    def __init__(self, pieces: Sequence[Tree], sizes: Sequence[int]) -> None:
         super().__init__(pieces)
         self.sizes = list(sizes)
 
 
-def replicate(params: Nest, devices: Any) -> list[Nest]:
-    """A trainable copy of the parameters on each device, in the devices' order.
+def replicate(params: Tree, devices: Any) -> list[Tree]:
+    """Returns a trainable copy of the parameters on each device, in the devices' order.
 
-    `params` is an array, or a nest of lists, tuples and dicts of arrays of one
-    framework. `devices` is a count, a list of names, or None for every
-    accelerator, as in `wrap`. No copy shares memory with the original or another.
+    `params` is an array, or a pytree (lists, tuples and dicts) of arrays of one framework. `devices` is a count, a list
+    of names, or None for every accelerator, as in `wrap`. No copy shares memory with the original or another copy.
 
-    A PyTorch tensor needs a gradient where the original does; TensorFlow's copies
-    are variables; MXNet's have their gradient attached; JAX's stay on their device.
+    A PyTorch copy requires a gradient if the original does; if none of the originals does, and none is an
+    `nn.Parameter`, all floating-point copies do. TensorFlow's copies are variables; MXNet's have a gradient attached;
+    JAX's are committed to their device.
 
     >>> import numpy as np
     >>> first, second = replicate({"weight": np.ones((1, 2)), "bias": np.zeros(1)}, devices=2)
@@ -49,30 +50,32 @@ def replicate(params: Nest, devices: Any) -> list[Nest]:
     >>> first["weight"].tolist(), second["weight"].tolist()
     ([[2.0, 2.0]], [[1.0, 1.0]])
     """
-    home, backend = _home("replicate", list(_values(params)))
+    arrays = list(_iterate_values(params))
+    home, backend = _find_framework("replicate", arrays)
+    arrays = list({id(array): array for array in arrays}.values())  # an array at two places is one on each device too
 
-    def replica(device: str) -> Nest:
-        copies: dict[int, Any] = {}  # an array that stands at two places is one array on every device too
+    def copy_to(device: str) -> Tree:
+        copies = dict(zip(map(id, arrays), backend.copy(arrays, device), strict=True))
+        copied: Tree = _map_values(params, lambda array: copies[id(array)])
+        return copied
 
-        def copy(array: Any) -> Any:
-            if id(array) not in copies:
-                copies[id(array)] = backend.copy(array, device)
-            return copies[id(array)]
-
-        nest: Nest = _transformed(params, copy)
-        return nest
-
-    return [replica(device) for device in _named(home, devices)]
+    return [copy_to(device) for device in _resolve_devices(home, devices)]
 
 
-def split(batch: Nest, devices: Any) -> Pieces[Nest]:
-    """A piece of the batch on each device; `.sizes` says how many examples each piece has.
+@overload
+def split(batch: Tree, devices: Any, shards: None = None) -> Pieces[Tree]: ...
+@overload
+def split(batch: Tree, devices: Any, shards: int) -> Pieces[list[Tree]]: ...
+def split(batch: Tree, devices: Any, shards: int | None = None) -> Pieces[Any]:
+    """Returns a piece of the batch on each device; `.sizes` has the number of examples in each piece.
 
-    `batch` is an array or a nest of tuples and dicts of arrays of one framework,
-    with one entry per example. Lists are cut as lists; numbers, words and copies of
-    arrays without axes go to every piece. Sizes differ by at most one, larger ones first; where there are
-    more devices than examples, the last pieces have length 0. Every piece is
-    contiguous, in memory of its own.
+    `batch` is an array, or tuples and dicts of arrays of one framework, with one entry per example. Lists are cut as
+    lists; scalars, strings and copies of arrays without axes go to every piece. Sizes differ by at most one, larger
+    ones first; if there are more devices than examples, the last pieces have length 0. Every piece is contiguous, in
+    memory of its own.
+
+    With `shards=8` a piece is a list: the batch is cut into 8 shards, and each device gets adjacent ones, as in a
+    trainer. The shards do not depend on the number of devices.
 
     >>> import numpy as np
     >>> pieces = split((np.arange(10).reshape(5, 2), np.arange(5)), devices=["cpu", "cpu"])
@@ -82,164 +85,204 @@ def split(batch: Nest, devices: Any) -> Pieces[Nest]:
     ...     print(x.tolist(), y.tolist())
     [[0, 1], [2, 3], [4, 5]] [0, 1, 2]
     [[6, 7], [8, 9]] [3, 4]
+    >>> [[shard.tolist() for shard in piece] for piece in split(np.arange(5), devices=2, shards=4)]
+    [[[0, 1], [2]], [[3], [4]]]
     """
-    whole = batches.top(batch)
-    num_examples = batches.count(whole)
-    home, backend = _home("split", [value for value in batches.leaves(whole) if batches.is_array(value)])
-    names = _named(home, devices)
+    top = batches.restore_tuples(batch)
+    num_examples = batches.count(top)
+    home, backend = _find_framework("split", [value for value in batches.leaves(top) if batches.is_array(value)])
+    names = _resolve_devices(home, devices)
 
-    def piece(device: str, start: int, stop: int) -> Any:
+    def cut_piece(device: str, start: int, stop: int) -> Any:
         def leaf(value: Any) -> Any:
             if isinstance(value, list):
                 return value[start:stop]
-            if isinstance(value, Number) or registry.home_of(value) != home:
+            if isinstance(value, Number) or registry.find_array_backend(value) != home:
                 return value
             return backend.cut(value, slice(start, stop) if batches.is_array(value) else ..., device)
 
-        return batches.transform(whole, leaf)
+        return batches.transform(top, leaf)
 
-    places = zip(names, plan.bounds(num_examples, len(names)), strict=True)
-    return Pieces([piece(device, *place) for device, place in places], plan.sizes(num_examples, len(names)))
+    num_shards = Run(0, shards).shards or len(names)  # raises for invalid numbers
+    owners = plan.Plan.even(num_shards, range(len(names))).owners
+    pieces: list[list[Any]] = [[] for _ in names]
+    sizes = [0] * len(names)
+    for owner, (start, stop) in zip(owners, plan.bounds(num_examples, num_shards), strict=True):
+        pieces[owner].append(cut_piece(names[owner], start, stop))
+        sizes[owner] += stop - start
+    return Pieces([piece for (piece,) in pieces] if shards is None else pieces, sizes)
 
 
-def allreduce(arrays: Sequence[Nest]) -> list[Nest]:
-    """The sum of the arrays, one from each device, on every device.
+@overload
+def allreduce(arrays: Sequence[Tree], shards: None = None) -> list[Tree]: ...
+@overload
+def allreduce(arrays: Sequence[Sequence[Tree]], shards: int) -> list[Tree]: ...
+def allreduce(arrays: Sequence[Any], shards: int | None = None) -> list[Any]:
+    """Returns the sum of the arrays, one from each device, on every device.
 
-    Each entry of `arrays` is an array, or a nest of lists, tuples and dicts of
-    them, the same for every device. Entries stay on their devices and receive the
-    sum in place; JAX's arrays and TensorFlow's tensors cannot be written to, so
-    use what is returned. The additions have one fixed order, ((a + b) + (c + d)) + …,
-    and the arrays' own type. None, the gradient of an unused parameter, stays None.
+    Each entry of `arrays` is an array, or a pytree (lists, tuples and dicts) of arrays with the same structure for
+    every device. The sum is written to the entries in place; JAX's arrays and TensorFlow's tensors cannot be written
+    to, so use what is returned. The additions have one fixed order, ((a + b) + (c + d)) + …, and the arrays' own type.
+    None, the gradient of an unused parameter, is returned as None.
+
+    With `shards=8` each entry is a list with one array or pytree for each of the device's shards, as `split` gave them,
+    8 in total. The order of the additions then depends on the shards alone, so the sum has the same bits on any number
+    of devices. It is written to each device's first shard.
 
     >>> import numpy as np
     >>> a, b = np.array([[1, 1]]), np.array([[2, 2]])
     >>> sums = allreduce([a, b])
     >>> a.tolist(), b.tolist()
     ([[3, 3]], [[3, 3]])
+    >>> shards = [np.array([value]) for value in (0.1, 0.2, 0.3, 0.4)]
+    >>> allreduce([[shards[0], shards[1]], [shards[2], shards[3]]], shards=4)
+    [array([1.]), array([1.])]
     """
     if not isinstance(arrays, list | tuple) or not arrays:
         raise BatchError(
-            f"allreduce takes a list with an array, or a nest of arrays, from each device. Got {_told(arrays)}. "
-            "Give [array_of_the_first_device, array_of_the_second, …]."
+            f"allreduce needs a list with an array, or a pytree of arrays, from each device. Got {_describe(arrays)}. "
+            "Give [array_of_device_0, array_of_device_1, …]."
         )
-    columns = list(_abreast(arrays))  # for every place in the nest, one array from each device
+    counts = [1] * len(arrays) if shards is None else _count_shards(arrays, shards)
+    trees = arrays if shards is None else [each for device in arrays for each in device]
+    firsts = [sum(counts[:index]) for index in range(len(counts))]  # the position of each device's first shard
+    columns = list(_align(trees))  # for every position in the pytree, one array from each device, or from each shard
     if columns and all(value is None for column in columns for value in column):
-        return list(arrays)
-    _, backend = _home("allreduce", [value for column in columns for value in column if value is not None])
+        return [trees[first] for first in firsts]
+    _, backend = _find_framework("allreduce", [value for column in columns for value in column if value is not None])
     for column in columns:
         _check(column, backend)
-    # Every sum is there before the first is written: one array may stand at two places, or be a view of another.
+        if shards is not None and len({id(array) for array in column if array is not None}) not in (0, len(column)):
+            raise BatchError(
+                "allreduce needs an array of its own for each shard. Got one array for two shards, which has the "
+                "gradient of the last one, or of both. Give a copy of it for each shard."
+            )
+    # All sums are computed before the first is written, because one array may be a view of another.
     totals = [None if column[0] is None else tree.fold(column, backend.add) for column in columns]
-    written = [_written(total, column, backend) for total, column in zip(totals, columns, strict=True)]
-    return [_transformed(arrays[0], _following(values)) for values in zip(*written, strict=True)]
+    targets = [[column[first] for first in firsts] for column in columns]
+    written = [_write_sum(total, column, backend) for total, column in zip(totals, targets, strict=True)]
+    return [_map_values(trees[0], _replace_in_order(values)) for values in zip(*written, strict=True)]
 
 
-def _written(total: Any, column: Sequence[Any], backend: ArrayOps) -> Sequence[Any]:
-    """The sum, in every array's place."""
+def _count_shards(arrays: Sequence[Any], shards: int) -> list[int]:
+    """Returns how many shards each device has; raises BatchError unless each has one, and all together `shards`."""
+    counts = [len(each) if isinstance(each, list | tuple) else 0 for each in arrays]
+    if 0 in counts or sum(counts) != shards:
+        raise BatchError(
+            f"allreduce(…, shards={shards!r}) needs a list with one entry per shard from each device, {shards!r} in "
+            f"total. Got {counts} from {len(counts)} devices. Give one gradient for each shard of "
+            f"split(batch, devices, shards={shards!r})."
+        )
+    return counts
+
+
+def _write_sum(total: Any, column: Sequence[Any], backend: ArrayOps) -> Sequence[Any]:
+    """Writes the sum into every array of a column, and returns the arrays that contain the sum."""
     return column if total is None else [backend.write(total, target) for target in column]
 
 
-def _abreast(nests: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """The values that stand at the same place in every nest, place by place."""
-    forms = [_keys(nest) for nest in nests]
+def _align(trees: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yields, for each position in the pytrees, the values of all devices at this position."""
+    forms = [_get_structure(each) for each in trees]
     for index, form in enumerate(forms):
         if form != forms[0]:
             raise BatchError(
-                f"allreduce takes the same nest of arrays from every device. Got {_told(nests[0])} from device 0 and "
-                f"{_told(nests[index])} from device {index}. Give equal nests."
+                f"allreduce needs pytrees of the same structure from all devices. Got {_describe(trees[0])} from "
+                f"device 0 and {_describe(trees[index])} from device {index}. Give every device a pytree with the same "
+                "structure."
             )
     if forms[0] is None:
-        yield nests
+        yield trees
     else:
-        for key in nests[0] if isinstance(nests[0], Mapping) else range(len(nests[0])):
-            yield from _abreast([nest[key] for nest in nests])
+        for key in trees[0] if isinstance(trees[0], Mapping) else range(len(trees[0])):
+            yield from _align([each[key] for each in trees])
 
 
-def _keys(nest: Any) -> Any:
-    """What two nests must have in common to be alike on their first level; None for what is no nest."""
-    if isinstance(nest, Mapping):
-        return set(nest)
-    return (type(nest), len(nest)) if isinstance(nest, list | tuple) else None
+def _get_structure(tree: Any) -> Any:
+    """Returns the keys of a dict, or the type and the length of a list or tuple; None for a single value."""
+    if isinstance(tree, Mapping):
+        return set(tree)
+    return (type(tree), len(tree)) if isinstance(tree, list | tuple) else None
 
 
 def _check(column: Sequence[Any], backend: ArrayOps) -> None:
-    """Refuses arrays that cannot be added as they are."""
+    """Raises if the shapes or dtypes of the arrays differ, or if one of the arrays cannot be written."""
     forms = [None if array is None else (tuple(array.shape), name_dtype(array)) for array in column]
     for index, form in enumerate(forms):
         if form != forms[0]:
             raise BatchError(
-                f"allreduce adds arrays of one shape and type. Got {_form(forms[0])} from device 0 and {_form(form)} "
-                f"from device {index}. Give equal arrays."
+                f"allreduce adds arrays of the same shape and dtype. Got {_describe_form(forms[0])} from device 0 and "
+                f"{_describe_form(form)} from device {index}. Give every device an array of the same shape and dtype."
             )
     if forms[0] is not None and not forms[0][1].startswith(_NUMBERS):
-        raise BatchError(f"allreduce adds numbers. Got arrays of {forms[0][1]}. Convert them to a type of numbers.")
+        raise BatchError(f"allreduce adds numbers. Got arrays of {forms[0][1]}. Convert the arrays to a numeric dtype.")
     for array in column:
         if array is not None and (why := backend.check(array)):
-            raise BatchError(f"allreduce writes the sum in its parts' place. Got {why}.")
+            raise BatchError(f"allreduce cannot write the sum into one of the arrays. Got {why}.")
 
 
-def _home(caller: str, values: Sequence[Any]) -> tuple[str, ArrayOps]:
-    """The one framework of all these arrays, each of which has a value."""
-    homes = {registry.home_of(value): value for value in values}
+def _find_framework(caller: str, values: Sequence[Any]) -> tuple[str, ArrayOps]:
+    """Returns the framework of these arrays and its array functions; raises BatchError unless it is one framework."""
+    homes = {registry.find_array_backend(value): value for value in values}
     if None in homes or not homes:
-        got = f"a {_kind(homes[None])}" if homes else "none"
+        got = f"a {_describe_type(homes[None])}" if homes else "none"
         raise BatchError(
-            f"{caller} takes arrays of numpy, PyTorch, JAX, TensorFlow or MXNet. Got {got}. "
-            "Give an array, or lists, tuples and dicts of them."
+            f"{caller} needs arrays of numpy, PyTorch, JAX, TensorFlow or MXNet. Got {got}. Give an array, or lists, "
+            "tuples and dicts of arrays."
         )
     if len(homes) > 1:
         kinds = " and ".join(sorted(str(home).rpartition(".")[2] for home in homes))
-        raise BatchError(f"{caller} takes arrays of one framework. Got {kinds}. Convert them to one.")
+        raise BatchError(f"{caller} needs arrays of one framework. Got {kinds}. Convert all arrays to one framework.")
     (home,) = homes
     assert home is not None
-    backend = registry.arrays(home)
+    backend = registry.load_array_ops(home)
     for value in values:
         if why := backend.absent(value):
-            raise BatchError(f"{caller} takes arrays with values. Got {why}.")
+            raise BatchError(f"{caller} needs arrays with values. Got {why}.")
     return home, backend
 
 
-def _named(home: str, devices: Any) -> tuple[str, ...]:
-    module = registry.module(home)
+def _resolve_devices(home: str, devices: Any) -> tuple[str, ...]:
+    module = registry.load_module(home)
     return resolve(devices, module.available(), module.name)
 
 
-def _transformed(nest: Any, leaf: Callable[[Any], Any]) -> Any:
-    """The same nest with `leaf` of every value; unlike a batch's, its lists are nests too."""
+def _map_values(tree: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Returns a copy of the pytree with `leaf` applied to every value; unlike in a batch, lists are containers too."""
 
     def entry(value: Any) -> Any:
-        return [_transformed(each, leaf) for each in value] if isinstance(value, list) else leaf(value)
+        return [_map_values(each, leaf) for each in value] if isinstance(value, list) else leaf(value)
 
-    return batches.transform(nest, entry)
+    return batches.transform(tree, entry)
 
 
-def _values(nest: Any) -> Iterator[Any]:
-    """Every value of the nest, in order."""
-    for value in batches.leaves(nest):
+def _iterate_values(tree: Any) -> Iterator[Any]:
+    """Yields every value of the pytree in order, including the values in lists."""
+    for value in batches.leaves(tree):
         if isinstance(value, list):
-            yield from _values(tuple(value))
+            yield from _iterate_values(tuple(value))
         else:
             yield value
 
 
-def _following(values: Sequence[Any]) -> Callable[[Any], Any]:
-    """What puts one value after the other in the places of a nest."""
+def _replace_in_order(values: Sequence[Any]) -> Callable[[Any], Any]:
+    """Returns a function for `_map_values` that replaces the values of a pytree, in order, with these values."""
     left = iter(values)
-    return lambda place: next(left)
+    return lambda value: next(left)
 
 
-def _told(nest: Any) -> str:
-    """A nest in a few words, for errors."""
-    if isinstance(nest, list):
-        return "[" + ", ".join(map(_told, nest)) + "]"
-    return batches.describe(nest)
+def _describe(tree: Any) -> str:
+    """Returns the structure and the shapes of a pytree as text, for error messages."""
+    if isinstance(tree, list):
+        return "[" + ", ".join(map(_describe, tree)) + "]"
+    return batches.describe(tree)
 
 
-def _form(form: tuple[tuple[int, ...], str] | None) -> str:
+def _describe_form(form: tuple[tuple[int, ...], str] | None) -> str:
     return "None" if form is None else f"{form[0]} of {form[1]}"
 
 
-def _kind(value: Any) -> str:
-    """Where a value comes from: `float`, `keras.Variable`."""
+def _describe_type(value: Any) -> str:
+    """Returns the name of a value's type with its package, such as `float` or `keras.Variable`."""
     kind = type(value)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"

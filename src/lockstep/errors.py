@@ -1,7 +1,7 @@
 """Every exception that Lockstep raises on purpose.
 
-A message says what is wrong with the call, with its values, and what to write instead. Each exception also inherits the
-builtin one that it resembles, so that ordinary code such as `except ValueError` works.
+A message says what is wrong with the call, with its values, and what to write instead. Each exception also inherits
+from a similar builtin exception, so that code such as `except ValueError` works.
 
     LockstepError
     ├── PlanError (ValueError)            devices, shards and threads that do not fit together
@@ -23,12 +23,13 @@ builtin one that it resembles, so that ordinary code such as `except ValueError`
     ├── MissingExtra (ImportError)        an optional package that is not installed
     ├── ArgumentError (TypeError)         an unknown or missing argument of a method
     ├── CallbackError (TypeError)         an invalid callback or callback argument
-    └── PeerFailed (RuntimeError)         another process failed in a step; that one's error is raised
+    ├── PeerFailed (RuntimeError)         another process failed, so this one stops too
+    └── AttemptAborted (RuntimeError)     a process was lost before a step counted; the step is made again
 """
 
 
 class LockstepError(Exception):
-    """The root: `except lockstep.LockstepError` catches everything Lockstep raises on purpose."""
+    """The base class: `except lockstep.LockstepError` catches every exception that Lockstep raises on purpose."""
 
 
 class PlanError(LockstepError, ValueError):
@@ -60,7 +61,7 @@ class SaveError(LockstepError, OSError):
 
 
 class ExampleError(LockstepError, RuntimeError):
-    """The data set or a function given to .map failed on an example; the message has its index."""
+    """The data set or a function given to .map failed on an example, whose index is in the message."""
 
 
 class ExactError(LockstepError, RuntimeError):
@@ -68,7 +69,10 @@ class ExactError(LockstepError, RuntimeError):
 
 
 class DivergedError(ExactError):
-    """Bits differ that must be equal. `digests` has those of every step by number of devices, if known."""
+    """Bits differ that must be equal.
+
+    `digests` has the digests of every step by number of devices if `trainer.verify` has raised this; else it is empty.
+    """
 
     def __init__(self, message: str, digests: dict[int, tuple[str, ...]] | None = None) -> None:
         super().__init__(message)
@@ -80,10 +84,10 @@ class NonFiniteError(LockstepError, ArithmeticError):
 
     @classmethod
     def at(cls, step: int, shard: int, value: float) -> "NonFiniteError":
-        """Returns the error for a shard whose loss is `value`."""
+        """Returns the error for a shard whose loss is `value`, which is NaN or infinite."""
         return cls(
             f"The loss is {value} in step {step}, shard {shard}. The model is as it was before that "
-            "step. Check that shard's examples, or use a smaller learning rate or clip_norm=1.0."
+            "step. Check the examples of this shard, or use a smaller learning rate or clip_norm=1.0."
         )
 
 
@@ -116,8 +120,19 @@ class ArgumentError(LockstepError, TypeError):
 
 
 class CallbackError(LockstepError, TypeError):
-    """An invalid callback, or an invalid argument of one."""
+    """An invalid callback, or an invalid argument of a callback."""
 
 
 class PeerFailed(LockstepError, RuntimeError):
-    """Another process failed in a step, so no process commits it. The script sees that process's error."""
+    """Another process failed, so this process stops too.
+
+    This is raised in processes that were launched together; the output of the failed process contains its error. If a
+    worker fails that Lockstep has started, the worker's own error is raised in the script instead.
+    """
+
+
+class AttemptAborted(LockstepError, RuntimeError):
+    """A process was lost before the step, or the evaluation of a batch, was complete.
+
+    No state has changed. The others do it again, so a script does not see this error.
+    """

@@ -1,42 +1,40 @@
-"""The trainer: what `wrap` returns. A façade over the session, which does the work."""
+"""The trainer, which `wrap` returns. Its methods check their arguments and call the session."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any, Generic, Self, TypeVar
 
-from lockstep.backends.base import Array, State
 from lockstep.callbacks import History
 from lockstep.checkpoint import Checkpoint, read_newest, write
 from lockstep.checkpoint.snapshot import check_state
 from lockstep.core import batches, digest
-from lockstep.core.scores import Scores
+from lockstep.core.keras_scores import Scores
 from lockstep.core.time_breakdown import Breakdown
-from lockstep.data.class_weights import add_class_weights
-from lockstep.data.source import Source
+from lockstep.core.types import Array, State
+from lockstep.display.opening_line import describe_run
 from lockstep.display.verbosity import parse_verbose
-from lockstep.training.call_arguments import checked_optional, explain_arguments
-from lockstep.training.evaluate import evaluate_data, predict_batch, predict_data
-from lockstep.training.fit import fit
+from lockstep.training.call_arguments import check_optional_integer, explain_arguments
+from lockstep.training.evaluate_predict import evaluate_data, predict_batch, predict_data
+from lockstep.training.fit import fit, open_training_data
 from lockstep.training.fit_options import FitOptions, choose_validation, split_validation
-from lockstep.training.open_data import DEFAULT_BATCH_SIZE, join_data, read_arrays
+from lockstep.training.gradients import Gradients, apply_gradients, compute_gradients
+from lockstep.training.open_data import join_data, read_arrays
 from lockstep.training.session import Session
-from lockstep.training.step_logs import StepLogs
+from lockstep.training.step_logs import StepLogs, collect_logs
 from lockstep.training.verify import Verification, verify
 
 Model = TypeVar("Model")
 
 
 class Trainer(Generic[Model]):
-    """A model that trains on every device, with the same bits on any number of them.
+    """Trains a model on several devices, with the same bits on any number of devices; created by `lockstep.wrap`.
 
-    Made by `lockstep.wrap`. Also a context manager: leaving it ends the workers, as does the end of the script.
-
-    >>> import lockstep
-    >>> import numpy as np
-    >>> from lockstep.backends.numpy import SGD, Dense
-    >>> x, y = np.eye(8), np.arange(8) % 2
-    >>> with lockstep.wrap(Dense([8, 2], seed=1), SGD(0.5), "cross_entropy", devices=2, shards=4) as trainer:
+    >>> import lockstep, torch
+    >>> x, y = torch.eye(8), torch.arange(8) % 2
+    >>> net = torch.nn.Linear(8, 2)
+    >>> sgd, loss = torch.optim.SGD(net.parameters(), lr=0.5), torch.nn.CrossEntropyLoss()
+    >>> with lockstep.wrap(net, sgd, loss, shards=4) as trainer:
     ...     logs = trainer.step((x, y), verbose=0)
     ...     trainer.predict(x).shape, sorted(trainer.evaluate((x, y))), len(trainer.digest())
     ((8, 2), ['loss'], 64)
@@ -66,67 +64,67 @@ class Trainer(Generic[Model]):
         callbacks: Sequence[Any] | None = (),
         checkpoint: str | PathLike[str] | Checkpoint | None = None,
         verbose: int | str = 1,
+        report: str | PathLike[str] | None = None,
+        trace: str | PathLike[str] | None = None,
     ) -> History:
-        """Train for `epochs` passes over the data and return the history of loss and metrics.
+        """Trains for `epochs` epochs and returns the history: the loss and the metrics of every epoch.
 
         Args:
-            x: the data: `(inputs, targets)` or `(inputs, targets, weights)` of arrays, nested tuples and dicts of them,
-                a data set, a loader, a `lockstep.data` pipeline or an iterable of batches. With `y`, the inputs alone.
-            y: the targets beside `x`, if `x` is the inputs.
-            epochs: with `initial_epoch` or `checkpoint`, the total, not the number of passes to add.
-            batch_size: of the whole batch across all devices; 32 if left out. A loader has its own.
-            sample_weight: what each example weighs, beside `x` and `y`.
-            class_weight: what the examples of each class weigh; 1 for a class that is left out.
-            shuffle: whether arrays and data sets are read in another order every epoch, that of (seed, epoch).
+            x: `(inputs, targets)` or `(inputs, targets, weights)` of arrays, or of tuples and dicts of arrays; a data
+                set; a loader; a `lockstep.data` pipeline; an iterable of batches. If `y` is given, the inputs only.
+            y: the targets, if `x` is the inputs only.
+            epochs: the total number of epochs, including those before `initial_epoch` or in `checkpoint`.
+            batch_size: the number of examples in a batch over all devices; 32 if left out. Loaders have their own.
+            sample_weight: the weight of each example, if `x` and `y` are arrays.
+            class_weight: the weight of the examples of each class; a class that is left out has weight 1.
+            shuffle: whether to read arrays and data sets in a different order, from (seed, epoch), in every epoch.
             initial_epoch: the index of the first epoch, for a model that has been trained before.
-            steps_per_epoch: ends an epoch after so many steps; the next begins anew, in its own order. Endless data
-                needs it, and goes on from epoch to epoch.
-            validation_data: evaluated after each epoch; logged as `val_loss` and so on.
-            validation_split: the last part of `x` and `y`, arrays only, is validated on and not trained on.
-            validation_batch_size: of the validation; training's if left out.
-            validation_steps: validates on so many batches only.
-            validation_freq: validates after every so many epochs, or after the listed ones, counted from 1.
-            callbacks: Lockstep's, or Keras's as they are.
-            checkpoint: a folder. The run is saved there before its first step and as it goes, and goes on from there,
-                exactly, if the folder holds one.
-            verbose: 0 prints nothing, 1 a progress bar and a line per epoch, 2 lines and where the time went.
+            steps_per_epoch: the number of steps in an epoch. Infinite data continues in the next epoch.
+            validation_data: data to evaluate after each epoch; the results are logged as `val_loss` and so on.
+            validation_split: the fraction of the arrays, taken from their end, to validate on instead of training.
+            validation_batch_size: the batch size of the validation; that of the training if left out.
+            validation_steps: the number of batches to validate on; all batches if left out.
+            validation_freq: the number of epochs between two validations, or the epochs to validate, from 1.
+            callbacks: callbacks of Lockstep or of Keras.
+            checkpoint: a folder, or a `lockstep.Checkpoint`. The run is saved there before its first step and then
+                regularly, and is resumed exactly if the folder already has a checkpoint.
+            verbose: 0 prints nothing, 1 a progress bar and a line per epoch, 2 lines and a table of step times.
+            report: an HTML file with curves, digests, times and faults, written after every epoch (docs/report.md).
+            trace: a JSON file with what each device did when, for ui.perfetto.dev.
 
-        `fit` trains in training mode: before each step a model whose root is in evaluation mode is put into training
-        mode, all of it, as by `model.train()`. Below a root in training mode each submodule keeps its own mode, so
-        `model.train(); model.norm.eval()` freezes a batch norm's statistics.
+        A model in evaluation mode is put into training mode before each step, as by `model.train()`. In training mode
+        the modes of its submodules are kept, so `model.train(); model.norm.eval()` freezes a batch norm's statistics.
 
-        Raises a `lockstep.LockstepError` if an argument cannot be used; the trainer is then as it was.
+        Raises a `lockstep.LockstepError` if an argument is invalid; the trainer is then unchanged.
         """
-        batch_size = checked_optional("batch_size", batch_size)
-        session = self.session
+        session, batch_size = self.session, check_optional_integer("batch_size", batch_size)
         given = join_data(x, y, sample_weight, "fit")
-        cut = partial(read_arrays, session.recipe, session.backend)
-        data, held_out = split_validation(given, validation_split, cut)
+        read = partial(read_arrays, session.recipe, session.backend)
+        data, held_out = split_validation(given, validation_split, read)
         rule = choose_validation(validation_data, held_out, validation_batch_size, validation_steps, validation_freq)
-        options = FitOptions(
-            epochs, initial_epoch, steps_per_epoch, rule, callbacks, checkpoint, parse_verbose(verbose)
-        )
-
-        def open_data() -> Source:
-            opened = session.open_data(data, batch_size, shuffle, DEFAULT_BATCH_SIZE)
-            return add_class_weights(opened, class_weight, session.backend.host, session.recipe.habits.words == "keras")
-
+        shown = parse_verbose(verbose)
+        options = FitOptions(epochs, initial_epoch, steps_per_epoch, rule, callbacks, checkpoint, shown, report, trace)
+        open_data = partial(open_training_data, session, data, batch_size, shuffle, class_weight)
         return fit(session, self, open_data, options)
 
     @explain_arguments
     def step(self, batch: Any, *, verbose: int | str = 1) -> StepLogs:
-        """Train on one batch: one batch in, one update out; in the modes that the script has set, as a plain loop.
+        """Trains on one batch and returns the loss and the metrics of this step; does not change the model's mode.
 
-        The trainer's first step prints the opening line, as `fit` does; not after a `fit`, nor with `verbose=0`.
+        The first step of a trainer prints the opening line, unless `fit` was called before or `verbose=0`.
         """
-        shown, session = parse_verbose(verbose), self.session
-        outcome = session.step(batches.top(batch))
-        if shown and not session.opening_shown and session.processes.first:
-            print(session.opening, flush=True)
-        session.opening_shown = True
-        objects, columns = session.metric_objects, session.columns()
-        others = objects.compute_later(*session.outputs()) if objects else dict
-        return StepLogs(lambda: columns, outcome.sums, others, lambda: session.grad_norm(outcome))
+        shown, batch = parse_verbose(verbose), batches.restore_tuples(batch)
+        return collect_logs(self.session, self.session.step(batch), shown)
+
+    @explain_arguments
+    def gradients(self, batch: Any, *, verbose: int | str = 1) -> Gradients:
+        """Returns the gradient of one batch by parameter, with its `logs`; changes nothing (docs/gradients.md)."""
+        return compute_gradients(self.session, batches.restore_tuples(batch), parse_verbose(verbose))
+
+    @explain_arguments
+    def apply(self, gradients: Gradients) -> None:
+        """Makes the optimizer's step with these gradients on every replica; the script may have changed them."""
+        apply_gradients(self.session, gradients)
 
     @explain_arguments
     def evaluate(
@@ -140,55 +138,52 @@ class Trainer(Generic[Model]):
         verbose: int | str = "auto",
         return_dict: bool | None = None,
     ) -> dict[str, float] | Scores:
-        """Return loss and metrics over the data, with every example counted once.
+        """Returns the loss and the metrics over the data by name, with every example counted once.
 
-        A dict by name; for a Keras model Keras's list, which answers by name too, unless `return_dict=True`. `x`, `y`
-        and `sample_weight` are as in `fit`; `steps` evaluates so many batches only. `verbose=1` prints a line, which a
-        Keras model does by itself.
+        For a Keras model the result is a list as in Keras, whose values can be read by name too, or a dict with
+        `return_dict=True`. `x`, `y`, `sample_weight` are as in `fit`; `steps` limits the number of batches;
+        `verbose=1`, the default for a Keras model, prints a line.
         """
-        batch_size, steps = checked_optional("batch_size", batch_size), checked_optional("steps", steps)
-        data = join_data(x, y, sample_weight, "evaluate")
-        values = evaluate_data(self.session, data, batch_size, steps, verbose)
-        as_dict = self.session.recipe.habits.words != "keras" if return_dict is None else return_dict
+        batch_size, steps = check_optional_integer("batch_size", batch_size), check_optional_integer("steps", steps)
+        values = evaluate_data(self.session, join_data(x, y, sample_weight, "evaluate"), batch_size, steps, verbose)
+        as_dict = not self.session.is_keras if return_dict is None else return_dict
         return values if as_dict else Scores(values)
 
     @explain_arguments
     def predict(
         self, x: Any, *, batch_size: int | None = None, steps: int | None = None, verbose: int | str = "auto"
     ) -> Any:
-        """Return the outputs as numpy, in order, one row per example; of a batch with targets only the inputs are read.
+        """Returns the outputs as numpy arrays with one row per example, in order; ignores targets in the data.
 
-        Several inputs are a tuple or a dict; for a Keras model also a list. `steps` predicts so many batches only.
-        `verbose=1` prints a line, which a Keras model does by itself.
+        Several inputs are a tuple or a dict; for a Keras model also a list. `steps` and `verbose` are as in `evaluate`.
         """
-        batch_size, steps = checked_optional("batch_size", batch_size), checked_optional("steps", steps)
+        batch_size, steps = check_optional_integer("batch_size", batch_size), check_optional_integer("steps", steps)
         return predict_data(self.session, x, batch_size, steps, verbose)
 
     def __call__(self, inputs: Any) -> Any:
-        """Return the outputs for one batch of inputs, split over the replicas, as the framework's own arrays."""
+        """Returns the outputs for one batch of inputs as the framework's own arrays; all replicas compute them."""
         return predict_batch(self.session, inputs)
 
     @explain_arguments
     def verify(
         self, data: Any, *, steps: int = 5, devices: Sequence[int] = (1, 2, 4), batch_size: int | None = None
     ) -> Verification:
-        """Make the same steps at each number of devices and compare the bits; the state is as before afterwards."""
+        """Trains the same steps on each number of devices; raises `DivergedError` if the bits differ."""
         return verify(self.session, data, steps, devices, batch_size)
 
     @property
     def model(self) -> Model:
-        """Your own model, up to date."""
-        model: Model = self.session.recipe.model
-        return model
+        """The model that was given to `wrap`, with the current state."""
+        return self.session.recipe.model  # type: ignore[no-any-return]
 
     @property
     def optimizer(self) -> Any:
-        """Your own optimizer, up to date."""
+        """The optimizer that was given to `wrap`, with the current state."""
         return self.session.recipe.optimizer
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """The optimizer's learning rate for each of its groups of parameters; can be assigned."""
+        """The learning rates of the optimizer, one for each group of parameters; can be assigned."""
         return tuple(group["lr"] for group in self.session.backend.numbers() if "lr" in group)
 
     @learning_rates.setter
@@ -196,42 +191,41 @@ class Trainer(Generic[Model]):
         self.session.set_learning_rates(rates)
 
     def state(self) -> State:
-        """Return a copy of every array of the state, by name: the model's, the optimizer's and the rest."""
+        """Returns a copy of every array of the state by name, including those of the optimizer."""
         return self.session.backend.state()
 
     def model_arrays(self) -> Mapping[str, Any]:
-        """Return the model's arrays as the framework's own, on the first device; valid until the next step."""
+        """Returns the model's arrays by name, as the framework's arrays on the first device, until the next step."""
         return self.session.backend.model_arrays()
 
     def copies(self, name: str) -> list[Array]:
-        """Return one array of the state as it is on each device, in the devices' order."""
+        """Returns the array of the state with this name from each device, in the devices' order."""
         return self.session.copies(name)
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Take over a whole state of this model and optimizer."""
+        """Loads a complete state, as `state()` returns it; raises `StateError` if it does not fit."""
         check_state(state)
         self.session.backend.load(state)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write a checkpoint into the folder `path`: whole or not at all."""
+        """Writes a checkpoint to the folder `path`; if it fails, raises `SaveError` and leaves the folder unchanged."""
         self.session.processes.share(lambda: write(path, self.session.snapshot()))
 
     def restore(self, path: str | PathLike[str]) -> None:
-        """Take over a checkpoint, or the newest whole one in a folder of them, saved on any number of devices."""
+        """Loads a checkpoint, or the newest undamaged checkpoint in a folder, saved on any number of devices."""
         self.session.restore(self.session.processes.share(lambda: read_newest(path)))
 
     def digest(self) -> str:
-        """Return the sha256 of the whole state: equal digests, equal bits. Also checks that all replicas agree."""
-        whole = digest.hash_state(self.digests(), self.num_steps)
-        return whole if self.exact else f"inexact:{whole}"
+        """Returns the sha256 of the whole state: equal digests mean equal bits. Raises if the replicas differ."""
+        return ("" if self.exact else "inexact:") + digest.hash_state(self.digests(), self.num_steps)
 
     def digests(self) -> dict[str, str]:
-        """Return the sha256 of every array of the state, by name."""
+        """Returns the sha256 of every array of the state, by name."""
         return self.session.digests()
 
     @property
     def shards(self) -> int | None:
-        """The number of parts of every batch; None until it is given or the first batch has decided it."""
+        """The number of shards of every batch; None before the first batch if `shards` was not given."""
         return self.session.run.shards
 
     @property
@@ -239,44 +233,48 @@ class Trainer(Generic[Model]):
         """The names of the devices, in order."""
         return self.session.devices
 
+    def resize(self, devices: Any) -> None:
+        """Trains on other devices, given as in `wrap`, with the same bits; new workers join when they are ready."""
+        self.session.resize(devices)
+
     @property
     def exact(self) -> bool:
-        """Whether the promise of equal bits holds."""
+        """Whether the results are bit-identical on any number of devices."""
         return self.session.exact
 
     @property
     def num_steps(self) -> int:
-        """The number of steps made so far, also by the runs that were resumed."""
+        """The number of steps of the run, including those before it was resumed."""
         return self.session.run.step
 
     @property
     def history(self) -> History:
-        """What the last `fit` measured, epoch by epoch."""
+        """The values of every epoch of the last `fit`."""
         return self.session.history
 
     @property
     def breakdown(self) -> Breakdown | None:
-        """Where the time of `fit(verbose=2)` went."""
+        """How the time of the last `fit(verbose=2)` was spent; None if there was none."""
         return self.session.breakdown
 
     @property
     def opening(self) -> str:
-        """The line that training opens with: devices, shards, batch, threads, seed; empty before the first batch."""
-        return self.session.opening
+        """The opening line, with devices, shards, batch, threads and seed; empty before the first batch."""
+        return self.session.opening.format(self.devices)
 
     @property
     def resumed(self) -> str:
-        """From which checkpoint the last `fit` went on, in words; empty if it began anew."""
+        """A text that says from which checkpoint the last `fit` was resumed; empty if it was not resumed."""
         return self.session.resumed
 
     @property
     def runs_callbacks(self) -> bool:
-        """Whether callbacks run in this process; of those launched together only the first runs them."""
+        """Whether callbacks run in this process: of processes that were launched together, only in the first."""
         return self.session.processes.first
 
     @property
     def stop_training(self) -> bool:
-        """Whether `fit` is to stop: callbacks set it, and `fit` looks after every step and every epoch."""
+        """Whether `fit` is to stop. Callbacks set this, and `fit` checks it after every step and every epoch."""
         return self.session.stop_training
 
     @stop_training.setter
@@ -284,18 +282,18 @@ class Trainer(Generic[Model]):
         self.session.stop_training = stop
 
     def close(self) -> None:
-        """End the workers. Idempotent; also done at the end of the script. A later use starts them again."""
+        """Ends the workers. May be called again; the end of the script calls it too. A later use starts new workers."""
         self.session.close()
 
     def __repr__(self) -> str:
-        """Return the model's class, the devices, and how far the run has come."""
-        exact = "" if self.exact else ", exact=False"
-        return f"<Trainer of {type(self.model).__name__}: {self.session.run.describe(self.devices)}{exact}>"
+        """Returns a text with the class of the model, the devices, and the number of steps."""
+        run = describe_run(self.session.run, self.devices) + ("" if self.exact else ", exact=False")
+        return f"<Trainer of {type(self.model).__name__}: {run}>"
 
     def __enter__(self) -> Self:
-        """Return the trainer itself."""
+        """Returns the trainer itself."""
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """End the workers."""
+        """Ends the workers at the end of a `with` block."""
         self.close()

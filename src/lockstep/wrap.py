@@ -1,4 +1,4 @@
-"""`lockstep.wrap`: choose the backend and the processes, and return a trainer."""
+"""`lockstep.wrap`: chooses the backend and the processes for a model, and returns a trainer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,20 +7,25 @@ from typing import Any
 from lockstep import devices as names
 from lockstep.backends import registry
 from lockstep.backends.base import Backend, KeepsOutputs, Module, Recipe
+from lockstep.checkpoint.autosave import print_notice
+from lockstep.core.lateness import Deadline
 from lockstep.core.metric_kinds import Named, split
 from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
+from lockstep.core.run_state import Run
 from lockstep.errors import LaunchError
 from lockstep.launch import environment, malloc
+from lockstep.launch.host import read_host
 from lockstep.processes import rendezvous
 from lockstep.processes.base import Processes
 from lockstep.processes.local_workers import LocalWorkers
+from lockstep.processes.seats import can_start_workers
 from lockstep.processes.single_process import SingleProcess
 from lockstep.trainer import Model, Trainer
 from lockstep.training.call_arguments import explain_arguments
-from lockstep.training.run_state import Run
 from lockstep.training.session import Session
+from lockstep.training.session_processes import GrowthPlan, ProcessStarter
 
 
 @explain_arguments
@@ -38,44 +43,59 @@ def wrap(
     clip_norm: float | None = None,
     exact: bool = True,
 ) -> Trainer[Model]:
-    """A trainer for the model on every device: the same bits on any number of them.
+    """Returns a trainer, which trains the model on several devices, with the same bits on any number of devices.
 
-    `metrics` are a name, or several: names, functions of `(outputs, targets)` and `lockstep.Metric`, which go through
-    the shards as sums; and metric objects with a state of their own (torchmetrics', `MetricCollection`, any object with
-    `update(outputs, targets)`, `compute()` and `reset()`). Copies of these run in this process alone, on the outputs
-    of the whole batch in order, as the framework's arrays on the CPU: `fit` and `evaluate` give their values over the
-    epoch or the data, `step` those of its batch. `compute()` gives a number, or several in a dict.
+    Args:
+        model: the framework's own model. The trainer trains this object itself, so the script can use it at any time.
+        optimizer: the framework's own optimizer; None for a Keras model, which was compiled with an optimizer.
+        loss: a loss of `(outputs, targets)`, its name, or a `lockstep.objective`. None uses the model's own `.loss`,
+            or the loss with which a Keras model was compiled.
+        metrics: a metric, a list of metrics, or a dict of metrics by name. A metric is a name such as "accuracy", a
+            function of `(outputs, targets)`, a `lockstep.Metric`, or a metric object: any object with
+            `update(outputs, targets)`, `compute()` and `reset()`, such as a metric of torchmetrics. Copies of a metric
+            object are updated in this process, with the outputs and targets of the whole batch on the CPU; its
+            `compute()` returns a number, or a dict of numbers by name.
+        devices: the number of devices, or a list of their names or of the framework's own device objects. None uses
+            every accelerator; without one it starts with one replica on the CPU, and more join while it trains if the
+            host has cores and memory for them. It only changes the speed.
+        shards: the fixed number of parts into which every batch is split; it is part of the result. If left out, it is
+            chosen at the first batch: on accelerators one shard per device; on CPUs the largest power of two up to 8
+            that leaves at least 64 examples per shard, but at least the number of devices.
+        threads: the number of threads that compute a shard on a CPU; it is part of the result. If left out, it is the
+            framework's number of threads divided by the number of shards, but at least 1.
+        seed: determines the order of the data and all random numbers of the training. If left out, it is the
+            framework's own: that of `torch.manual_seed` (a script that never calls it has a different seed in each
+            run), `keras.utils.set_random_seed` or `tf.random.set_seed`, or else 0. Processes that were launched
+            together use the seed of the first, and a resumed run uses the seed in its checkpoint. The script's own
+            random number generators are not used.
+        precision: "bf16" or "fp16" for mixed precision; None computes in the model's own types.
+        clip_norm: scales the gradient of every step so that its norm is at most this number; None does not clip it.
+        exact: False gives up bit-identical results, so that features which cannot guarantee them can be used.
 
-    `devices` is None (every accelerator; one CPU replica where there is none), a
-    count, or a list of names or of the framework's own devices. `shards` is the
-    fixed number of parts of a batch; with `seed`, and `threads` per shard on a CPU,
-    it is part of the experiment, while the number of devices is only a matter of
-    speed. Left out, it follows at the first batch: on CPUs the largest power of two
-    up to 8 that leaves at least 64 examples per shard, and as many as there are devices
-    at least; on accelerators one per device.
+    Raises a `lockstep.LockstepError` if an argument is invalid, the model, loss or a metric is not supported, or a
+    process that was launched together with others cannot join them.
 
-    `seed` decides the order of the data and every random number. Left out, it is the
-    framework's own: that of `torch.manual_seed` (a torch script that never calls it has
-    another seed in each run, as its weights have), `keras.utils.set_random_seed` or
-    `tf.random.set_seed`; 0 where there is none. The script's own generators are not
-    drawn from. Of processes launched together the first one's seed counts, and a
-    checkpoint's on resuming.
+    PyTorch:
 
-    >>> import numpy as np
-    >>> from lockstep.backends.numpy import SGD, Dense
-    >>> x, y = np.eye(8), np.arange(8) % 2
-    >>> trainer = wrap(Dense([8, 2], seed=1), SGD(0.5), "cross_entropy", metrics=["accuracy"], shards=4)
+    >>> import torch
+    >>> net = torch.nn.Linear(8, 2)
+    >>> sgd = torch.optim.SGD(net.parameters(), lr=0.5)
+    >>> trainer = wrap(net, sgd, torch.nn.CrossEntropyLoss(), metrics=["accuracy"], shards=4)
+    >>> x, y = torch.eye(8), torch.arange(8) % 2
     >>> history = trainer.fit((x, y), epochs=20, batch_size=8, verbose=0)
     >>> trainer.evaluate((x, y))["accuracy"]
     1.0
+
+    Keras: `lockstep.wrap(keras_model)` with a compiled model, on any of Keras's backends. JAX:
+    `lockstep.wrap(module, optax.adam(1e-3), loss)` with a module of flax, or `(apply, variables)` in its place.
     """
     chosen = {"seed": seed, "shards": shards, "threads": threads}
     given = frozenset(name for name, value in chosen.items() if value is not None)
-    run = Run(0 if seed is None else seed, shards, threads, given=given)  # wrong numbers are refused first
+    run = Run(0 if seed is None else seed, shards, threads, given=given)  # raises for invalid numbers
     if isinstance(metrics, str):
         metrics = [metrics]
-    framework = registry.name_of(model)
-    module = registry.module(framework)
+    framework = registry.find_backend(model)
+    module = registry.load_module(framework)
     if seed is None:
         run.seed = module.initial_seed()
     recipe = module.adopt(Recipe(model, optimizer, loss, metrics, Options(precision, clip_norm, exact)))
@@ -83,42 +103,53 @@ def wrap(
     recipe = replace(recipe, metrics=others, keeps_outputs=bool(objects))
     if rendezvous.is_launched():
         return _join(recipe, run, module, devices, objects)
-    resolved = names.resolve(devices, module.available(), module.name)
+    asked = environment.read_devices() if devices is None else devices
+    resolved = names.resolve(asked, module.available(), module.name)
     if shards is not None:
-        Plan.even(shards, len(resolved))  # refuses devices without a shard before anything is started
+        Plan.even(shards, range(len(resolved)))  # refuses devices without a shard before anything is started
     groups = module.processes(resolved)
     backend = _open(module, recipe, groups[0])
 
-    def start(wanted: Sequence[str]) -> Processes:
-        groups = module.processes(wanted)
+    def start(devices: Sequence[str], later: Sequence[str] = (), spare: Sequence[str] = ()) -> Processes:
+        groups = module.processes([*devices, *later, *spare])
         if tuple(groups[0]) != tuple(backend.devices):
             backend.spread(groups[0])
-        return SingleProcess(backend) if len(groups) == 1 else LocalWorkers(backend, framework, groups)
+        if len(groups) == 1:
+            return SingleProcess(backend)
+        deadline = Deadline(environment.read_worker_timeout())
+        return LocalWorkers(backend, framework, devices, later, spare, print_notice, deadline)
 
-    return Trainer(Session(recipe, backend, start, resolved, run, _metric_objects(objects, backend)))
+    growth = (
+        GrowthPlan(read_host, print_notice)
+        if asked is None and names.is_cpu(resolved[0]) and can_start_workers(backend)
+        else None
+    )
+    starter = ProcessStarter(start, lambda devices: names.resolve(devices, module.available(), module.name))
+    return Trainer(Session(recipe, backend, starter, resolved, run, _create_metric_objects(objects, backend), growth))
 
 
 def _join(recipe: Recipe, run: Run, module: Module, devices: Any, objects: Sequence[Named]) -> Trainer[Any]:
-    """Return the trainer of a launched process: it has one device, and meets the others over the network."""
+    """Returns the trainer of a launched process, which uses one device and joins the process group of its launch."""
     if not module.joins:
         raise LaunchError(
-            "This framework drives all devices from one process and meets no others. Got a process that was launched "
-            f"among several ({environment.describe_launch() or 'a process group'}). "
-            "Start the script with python alone, or unset these."
+            f"This process was launched as one of several ({environment.describe_launch() or 'a process group'}), but "
+            "this framework uses all devices from one process and cannot join other processes. Start the script with "
+            "python alone, or unset the variables of the launcher."
         )
     device = rendezvous.choose_device(module.available(), devices)
-    backend = _open(module, recipe, ["cpu:0" if names.is_cpu(device) else device])  # as this process numbers them
-    wire = rendezvous.join(not names.is_cpu(device))
+    backend = _open(module, recipe, ["cpu:0" if names.is_cpu(device) else device])  # a process has only one CPU device
+    wire = rendezvous.join(not names.is_cpu(device), print_notice)
 
-    def start(wanted: Sequence[str]) -> Processes:
+    def start(devices: Sequence[str], later: Sequence[str] = (), spare: Sequence[str] = ()) -> Processes:
         from lockstep.processes.launched import LaunchedProcesses
 
         return LaunchedProcesses(backend, wire, device)
 
-    return Trainer(Session(recipe, backend, start, (device,), run, _metric_objects(objects, backend)))
+    starter = ProcessStarter(start, lambda devices: names.resolve(devices, module.available(), module.name))
+    return Trainer(Session(recipe, backend, starter, (device,), run, _create_metric_objects(objects, backend)))
 
 
-def _metric_objects(objects: Sequence[Named], backend: Backend) -> MetricObjects:
+def _create_metric_objects(objects: Sequence[Named], backend: Backend) -> MetricObjects:
     assert not objects or isinstance(backend, KeepsOutputs)
     return MetricObjects(objects, backend.outputs if isinstance(backend, KeepsOutputs) else None)
 

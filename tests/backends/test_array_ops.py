@@ -11,8 +11,8 @@ from backends.test_contract import KITS
 from lockstep.backends.numpy import array_ops as numpy_ops
 
 OPS = {
-    name: importlib.import_module(f"lockstep.backends.{name}.array_ops")
-    for name in KITS
+    name: importlib.import_module(f"{kit.module.__name__}.array_ops")
+    for name, kit in KITS.items()
     if name != "keras"  # has those of what it runs on
 }
 A = np.array([[1.5, -2.0, 4.0, 0.0], [0.25, 8.0, -1.0, 7.0], [3.0, 2.0, 1.0, 0.5]])

@@ -9,6 +9,8 @@ import importlib
 import itertools
 import os
 import re
+from dataclasses import replace
+from functools import cache
 
 import cloudpickle
 import numpy as np
@@ -16,12 +18,17 @@ import pytest
 
 import lockstep
 from backends.kit import EXAMPLE_WEIGHTS, GAPPED, IGNORED, LABELS, NUM_EXAMPLES, SIGNS, WEIGHTS, X
-from lockstep.backends.base import Recipe, Work
+from backends.oracle import rename
+from lockstep.backends.base import Recipe
 from lockstep.core import batches, digest, plan, tree
+from lockstep.core.fold import Fold
 from lockstep.core.layout import ALIGNMENT
 from lockstep.core.metrics import FIRST_METRIC
 from lockstep.core.options import Options
+from lockstep.core.types import Work
 from lockstep.errors import ModelError, NonFiniteError, StateError
+from lockstep.exchange.in_process import InProcessExchange
+from lockstep.training.step import Member
 from metric_object_samples import Order
 
 TOLERANCE = 1e-12
@@ -102,6 +109,18 @@ COMMON = [
 
 
 @pytest.mark.parametrize(("kit", "form", "oracle"), COMMON)
+def test_the_plain_code_has_the_gradient_of_numpy(kit, form, oracle):
+    """So has the step, which is compared with the plain code above."""
+    loss, gradient, _ = form.by_hand(form.model(), form.batch)
+    expected, gradients, _ = oracle.by_hand(oracle.model(), oracle.batch)
+    assert loss == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
+    near(gradient, rename(gradients, gradient))
+
+
+@pytest.mark.parametrize(
+    ("kit", "form", "oracle"),
+    [case for case in COMMON if not case.values[0].compiles or case.values[1] is case.values[0].forms[0]],
+)
 def test_a_step_is_the_one_of_numpy(kit, form, oracle):
     outputs = []
     for each, made in ((kit, form), (KITS["numpy"], oracle)):
@@ -114,23 +133,19 @@ def test_a_step_is_the_one_of_numpy(kit, form, oracle):
 
 @kits
 @pytest.mark.parametrize("num_shards", [8, 1])
-@pytest.mark.parametrize(
-    "batch",
-    [
-        (X, np.full_like(LABELS, IGNORED)),
-        (X, LABELS, np.zeros_like(EXAMPLE_WEIGHTS)),
-        batches.select(SIGNED, slice(-1)),
-    ],
-    ids=["all ignored", "all without weight", "weights that cancel"],
-)
-def test_a_batch_without_weight_is_refused_and_changes_nothing(kit, batch, num_shards):
+def test_a_batch_without_weight_is_refused_and_changes_nothing(kit, num_shards):
     model = kit.model(WEIGHTS)
     optimizer = kit.sgd(model, 1.0, 0.9)
     with lockstep.wrap(model, optimizer, kit.cross_entropy(), devices=1, shards=num_shards, threads=1) as trainer:
         before = trainer.digest()
-        with pytest.raises(NonFiniteError):
-            trainer.step(batch)
-        assert trainer.digest() == before
+        for batch in (
+            (X, np.full_like(LABELS, IGNORED)),
+            (X, LABELS, np.zeros_like(EXAMPLE_WEIGHTS)),
+            batches.select(SIGNED, slice(-1)),  # weights that cancel
+        ):
+            with pytest.raises(NonFiniteError):
+                trainer.step(batch)
+            assert trainer.digest() == before
 
 
 @kits
@@ -163,9 +178,41 @@ def test_class_weights_are_one_for_each_class(kit, form):
     model = kit.model(wider)
     with (
         lockstep.wrap(model, kit.sgd(model, 1.0), form.loss, devices=1, shards=8, threads=1) as trainer,
-        pytest.raises(ModelError, match=r"Class weights are one for each class. Got 8 for 16 classes. Give one"),
+        pytest.raises(
+            ModelError, match=r"Class weights need one entry per class. Got 8 weights for 16 classes. Give one"
+        ),
     ):
         trainer.step(form.batch)
+
+
+@kits
+def test_a_loss_that_is_not_finite_names_its_shard_and_changes_nothing(kit):
+    x = X.copy()
+    x[20] = np.nan
+    model = kit.model(WEIGHTS)
+    with lockstep.wrap(model, kit.sgd(model, 0.1, 0.9), kit.cross_entropy(), devices=1, shards=8, threads=1) as trainer:
+        before = trainer.digest()
+        with pytest.raises(NonFiniteError, match=r"^The loss is nan in step 0, shard 2\."):
+            trainer.step((x, LABELS))
+        assert trainer.digest() == before
+
+
+@kits
+def test_clip_norm_scales_the_gradient_of_the_batch(kit):
+    changes = []
+    for clip_norm in (None, 0.05):
+        model = kit.model(WEIGHTS)
+        before = kit.weights(model)
+        with lockstep.wrap(
+            model, kit.sgd(model, 1.0), kit.cross_entropy(), devices=1, shards=8, threads=1, clip_norm=clip_norm
+        ) as trainer:
+            norm = trainer.step((X, LABELS))["grad_norm"]
+            after = kit.weights(model)
+        changes.append({name: before[name] - after[name] for name in before})
+    assert norm > 0.05
+    plain, clipped = changes
+    for name, value in plain.items():  # not to the last digit: MXNet's own function rounds the factor to float32
+        np.testing.assert_allclose(clipped[name], value * (0.05 / (norm + 1e-6)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kit", [pytest.param(kit, id=name) for name, kit in KITS.items() if hasattr(kit, "short")])
@@ -190,20 +237,39 @@ def opened(kit, weights=WEIGHTS, dropout=0.0, metrics=()):
 
 
 def work(batch=BATCH, num_shards=8, *, step=0, seed=0):
-    (pieces,) = batches.deal(batch, plan.Plan.even(num_shards, 1), [[0]])
+    (pieces,) = batches.deal(batch, plan.Plan.even(num_shards, range(1)), [[0]])
     return Work(pieces, batches.count(batch), num_shards, 1, seed, step)
 
 
-def leaves(backend, work):
-    """The leaf of every shard, each in memory of its own."""
+def add_up(backend, work):
+    """The partial sums of a work, and its vectors of sums, both read."""
     layout = backend.layout()
-    into = {shard: backend.node(layout, None) for shard in work.shards}
     with backend.computing(work):
-        return dict(backend.leaves(work, into))
+        num_replicas = len(work.pieces)
+        buffers = cache(lambda replica, slot: backend.create_buffer(layout, None))
+        fold = Fold(
+            plan.Plan.even(work.num_shards, range(num_replicas)),
+            work.pieces,
+            lambda replica, slot, shard: buffers(replica, slot),
+            backend.add,
+        )
+        partial_sums, shard_sums = backend.partial_sums(work, fold)
+        return partial_sums, shard_sums.read()
+
+
+def leaves(backend, work):
+    """The leaf of every shard, each computed as the only shard of a process, and their vectors of sums."""
+    found, vectors = {}, {}
+    for shard, piece in work.shards.items():
+        pieces = {replica: {} for replica in work.pieces} | {0: {shard: piece}}
+        partial_sums, sums = add_up(backend, replace(work, pieces=pieces))
+        (leaf,) = partial_sums.values()
+        found[shard], vectors[shard] = arrays(backend, leaf), sums[shard]
+    return found, vectors
 
 
 def fields(backend, node):
-    """The arrays of a node by name, in numpy."""
+    """The arrays of a partial sum by name, in numpy."""
     vectors = arrays(backend, node)
     return {
         field.name: vectors[field.dtype][field.offset : field.offset + field.size].reshape(field.shape)
@@ -212,7 +278,7 @@ def fields(backend, node):
 
 
 def arrays(backend, node):
-    """A copy of a node's vectors in numpy."""
+    """A copy of a partial sum's vectors in numpy."""
     return {dtype: np.array(backend.host(vector)) for dtype, vector in node.items()}
 
 
@@ -221,10 +287,8 @@ def contents(backend, node):
 
 
 def step(backend, work):
-    """One step without any exchange."""
-    nodes = {tree.Span(i, i + 1): leaf for i, leaf in leaves(backend, work).items()}
-    with backend.computing(work):
-        backend.update(backend.finish(nodes, work.num_shards), work)
+    """One step in one process."""
+    Member(backend, lambda plan: InProcessExchange(backend), [0]).step(work, plan.Plan.even(work.num_shards, range(1)))
 
 
 def digests(backend):
@@ -232,10 +296,10 @@ def digests(backend):
 
 
 def filled(backend, seed, change=lambda values: values * 1000):
-    """A node of random numbers, written through the memory that it was given."""
+    """A partial sum of random numbers, written through the memory that it was given."""
     layout = backend.layout()
     memory = bytearray(layout.nbytes)
-    node = backend.node(layout, memoryview(memory))
+    node = backend.create_buffer(layout, memoryview(memory))
     generator = np.random.Generator(np.random.PCG64(seed))
     for dtype, length in layout.lengths.items():
         values = change(generator.standard_normal(length)).astype(dtype)
@@ -244,11 +308,10 @@ def filled(backend, seed, change=lambda values: values * 1000):
 
 
 @kits
-def test_the_layout_is_aligned_and_ends_with_the_sums(kit):
+def test_the_layout_is_aligned_and_has_room_for_the_sums(kit):
     recipe, backend = opened(kit)
     layout = backend.layout()
-    assert layout.fields[-1].name == "sums"
-    assert layout.fields[-1].size >= FIRST_METRIC
+    assert layout.num_sums >= FIRST_METRIC
     itemsizes = {dtype: np.dtype(dtype).itemsize for dtype in layout.lengths}
     assert all(field.offset * itemsizes[field.dtype] % ALIGNMENT == 0 for field in layout.fields)
     trained = [field for field in layout.fields if field.offset < layout.divided.get(field.dtype, 0)]
@@ -258,42 +321,43 @@ def test_the_layout_is_aligned_and_ends_with_the_sums(kit):
 
 @kits
 @pytest.mark.parametrize("num_examples", [NUM_EXAMPLES, 5])
-def test_leaves_yield_every_shard_with_examples(kit, num_examples):
+def test_every_shard_with_examples_has_sums(kit, num_examples):
     _, backend = opened(kit)
     task = work(batches.select(BATCH, slice(num_examples)))
-    found = leaves(backend, task)
-    assert sorted(found) == sorted(task.shards) == list(range(min(8, num_examples)))
+    partial_sums, vectors = add_up(backend, task)
+    assert sorted(vectors) == sorted(task.shards) == list(range(min(8, num_examples)))
+    assert {vector.shape for vector in vectors.values()} == {(backend.layout().num_sums,)}
+    assert {vector.dtype for vector in vectors.values()} == {np.dtype("float64")}
+    assert {shard for span in partial_sums for shard in range(*span)} >= set(task.shards)
 
 
 @kits
-def test_leaves_of_a_replica_come_in_ascending_order(kit):
-    """They are added as they come, so another order would be another tree."""
-    names = ["cpu:0", "cpu:1"] if drives_all(kit) else ["cpu:0"]
-    model = kit.model(WEIGHTS)
-    backend = kit.module.open(Recipe(model, kit.sgd(model, 0.1), kit.cross_entropy(), (), Options()), names)
-    (pieces,) = batches.deal(BATCH, plan.Plan.even(8, len(names)), [list(range(len(names)))])
-    task = Work(pieces, NUM_EXAMPLES, 8, 1, 0, 0)
-    assert len(pieces) == len(names)
-    order = list(leaves(backend, task))
-    for shards in pieces.values():
-        assert [shard for shard in order if shard in shards] == sorted(shards)
-
-
-@kits
-def test_a_shard_alone_gives_its_leaf_to_the_bit(kit):
+def test_partial_sums_add_the_leaves_in_tree_order(kit):
     """Whoever computes a shard, and whatever it computed before."""
-    _, backend = opened(kit, dropout=0.3)
-    together = leaves(backend, work())
-    for shard, piece in work().shards.items():
-        alone = leaves(backend, Work({0: {shard: piece}}, NUM_EXAMPLES, 8, 1, 0, 0))
-        assert contents(backend, alone[shard]) == contents(backend, together[shard])
+    names = ["cpu:0", "cpu:1"] if drives_all(kit) else ["cpu:0"]
+    model = kit.model(WEIGHTS, dropout=0.3)
+    backend = kit.module.open(Recipe(model, kit.sgd(model, 0.1), kit.cross_entropy(), (), Options()), names)
+    (pieces,) = batches.deal(BATCH, plan.Plan.even(8, range(len(names))), [list(range(len(names)))])
+    task = Work(pieces, NUM_EXAMPLES, 8, 1, 0, 0)
+    partial_sums, vectors = add_up(backend, task)
+    held = {span: arrays(backend, value) for span, value in partial_sums.items()}
+    found, expected = leaves(backend, task)
+
+    def add(left, right):
+        return {dtype: left[dtype] + right[dtype] for dtype in left}
+
+    total = tree.total(tree.root(8), held, add)
+    assert contents(backend, total) == contents(backend, tree.fold([found[shard] for shard in range(8)], add))
+    assert {shard: vector.tobytes() for shard, vector in vectors.items()} == {
+        shard: vector.tobytes() for shard, vector in expected.items()
+    }
 
 
 @kits
 def test_computing_partial_sums_does_not_change_the_state(kit):
     _, backend = opened(kit)
     before = digests(backend)
-    leaves(backend, work())
+    add_up(backend, work())
     assert digests(backend) == before
     assert not backend.touched()
 
@@ -301,10 +365,10 @@ def test_computing_partial_sums_does_not_change_the_state(kit):
 @kits
 def test_a_shard_without_weight_gives_exact_zeros(kit):
     _, backend = opened(kit)
-    leaf = fields(backend, leaves(backend, work())[0])
+    found, vectors = leaves(backend, work())
     assert (GAPPED[:8] == IGNORED).all()
-    assert all(not values.any() for name, values in leaf.items() if name != "sums")
-    assert leaf["sums"][:2].tolist() == [0.0, 0.0]
+    assert all(not values.any() for values in fields(backend, found[0]).values())
+    assert vectors[0][:2].tolist() == [0.0, 0.0]
 
 
 @kits
@@ -312,9 +376,12 @@ def test_a_leaf_may_be_read_where_the_exchange_put_it(kit):
     _, backend = opened(kit)
     layout = backend.layout()
     memory = bytearray(layout.nbytes)
-    task = work(num_shards=1)
+    task = work(num_shards=2)
+    task = replace(task, pieces={0: {0: task.shards[0]}})
     with backend.computing(task):
-        ((_, leaf),) = backend.leaves(task, {0: backend.node(layout, memoryview(memory))})
+        buffer = backend.create_buffer(layout, memoryview(memory))
+        fold = Fold(plan.Plan.even(2, range(2)), task.pieces, lambda replica, slot, shard: buffer, backend.add)
+        (leaf,) = backend.partial_sums(task, fold)[0].values()
     for dtype, length in layout.lengths.items():
         assert np.frombuffer(memory, dtype, length, layout.starts[dtype]).tobytes() == contents(backend, leaf)[dtype]
 
@@ -357,25 +424,6 @@ def test_divide(kit):
 
 
 @kits
-@pytest.mark.parametrize("num_leaves", [8, 5, 1])
-def test_finish_is_the_tree(kit, num_leaves):
-    _, backend = opened(kit)
-    nodes = [filled(backend, seed) for seed in range(num_leaves)] + [None] * (8 - num_leaves)
-    expected = contents(backend, tree.fold(nodes, lambda left, right: backend.add(left, right, None)))
-    held = {tree.Span(i, i + 1): node for i, node in enumerate(nodes) if node is not None}
-    assert contents(backend, backend.finish(held, 8)) == expected
-
-
-@kits
-def test_sums_are_the_last_field_on_the_host(kit):
-    _, backend = opened(kit)
-    node = filled(backend, 1)
-    found = backend.sums(node, backend.layout())
-    assert found.dtype == np.float64
-    assert found.tobytes() == fields(backend, node)["sums"].tobytes()
-
-
-@kits
 def test_a_state_comes_back_to_the_bit_with_the_optimizers_slots(kit):
     _, backend = opened(kit)
     step(backend, work(step=0))
@@ -395,7 +443,7 @@ def test_a_state_comes_back_to_the_bit_with_the_optimizers_slots(kit):
 
 
 # torch makes the state of a parameter when it first updates it, so none may be there: see torch/test_saving.py
-MADE_LATE = [("torch", "optimizer", "missing")]
+MADE_LATE = [("backends.kits.torch", "optimizer", "missing")]
 
 
 def shifted(array):
@@ -419,27 +467,21 @@ def misfits(array, name):
     }
 
 
-@pytest.mark.parametrize(
-    ("kit", "part", "kind"),
-    [
-        pytest.param(kit, part, kind, id=f"{name}-{part}-{kind}")
-        for name, kit in KITS.items()
-        for part in ("model", "optimizer")
-        for kind in ("shape", "dtype", "missing", "extra")
-        if (name, part, kind) not in MADE_LATE
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(kit, part, kind):
+@kits
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(kit):
     recipe, backend = opened(kit)
     step(backend, work())
     before, weights, state = digests(backend), kit.weights(recipe.model), backend.state()
-    name = next(name for name, array in state.items() if name.startswith(f"{part}.") and array.data.ndim == 2)
-    others, message = misfits(state[name], name)[kind]
-    misfit = {key: shifted(each) for key, each in state.items() if key != name} | others
-    with pytest.raises(StateError, match=f"^The checkpoint does not fit this {part}: {re.escape(message)}"):
-        backend.load(misfit)
-    assert digests(backend) == before
-    near(kit.weights(recipe.model), weights)
+    for part in ("model", "optimizer"):
+        name = next(name for name, array in state.items() if name.startswith(f"{part}.") and array.data.ndim == 2)
+        for kind, (others, message) in misfits(state[name], name).items():
+            if (kit.__name__, part, kind) in MADE_LATE:
+                continue
+            misfit = {key: shifted(each) for key, each in state.items() if key != name} | others
+            with pytest.raises(StateError, match=f"^The checkpoint does not fit this {part}: {re.escape(message)}"):
+                backend.load(misfit)
+            assert digests(backend) == before
+            near(kit.weights(recipe.model), weights)
 
 
 @kits
@@ -502,7 +544,7 @@ def test_metric_objects_get_the_whole_batch_in_the_order_of_the_shards(kit):
 
     if getattr(kit, "own_metrics", False):
         with pytest.raises(
-            ModelError, match=r"A Keras model's metrics are Keras's: .*Got a Order with update, compute"
+            ModelError, match=r"The metric Order has the methods update, compute, reset, but is not a Keras metric"
         ):
             wrapped()
         return
@@ -578,16 +620,15 @@ def test_the_first_replica_is_in_the_scripts_process(kit):
 def test_dropout_draws_from_seed_step_and_shard_alone(kit):
     same = (X[:1].repeat(8, 0), np.full(8, 3))  # 8 shards of the same example
 
-    def drawn(**place):
-        _, backend = opened(kit, dropout=0.5)
-        leaves(backend, work(step=9))  # what came before does not matter
-        return [contents(backend, leaf)["float64"] for leaf in leaves(backend, work(same, **place)).values()]
+    def drawn(backend, **place):
+        return [contents(backend, leaf)["float64"] for leaf in leaves(backend, work(same, **place))[0].values()]
 
-    first = drawn(seed=1, step=1)
+    (_, one), (_, other) = (opened(kit, dropout=0.5) for _ in range(2))
+    first = drawn(one, seed=1, step=1)
     assert len(set(first)) > 4
-    assert drawn(seed=1, step=1) == first
-    assert drawn(seed=2, step=1) != first
-    assert drawn(seed=1, step=2) != first
+    assert drawn(other, seed=2, step=1) != first
+    assert drawn(other, seed=1, step=2) != first
+    assert drawn(other, seed=1, step=1) == first  # what came before does not matter
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def wrapped(kit, form, devices=1, shards=4, **options):
 def test_the_reading_does_not_depend_on_the_number_of_devices(kit):
     form = form_of(kit, "a function that is a sum")
     digests = set()
-    for devices in (1, 2, 3):
+    for devices in (1, 3):
         with wrapped(kit, form, devices) as trainer:
             assert len(trainer.devices) == devices
             losses = [float(trainer.step(BATCH)["loss"]) for _ in range(2)]
@@ -172,7 +172,7 @@ def test_an_integer_third_entry_is_refused(kit, dtype, way):
             "with a third entry of ",
             "((inputs, index), targets)",
             "((a, b), targets)",
-            "If it is weights, give ",
+            "If the third entry is example weights, give ",
         ):
             assert words in str(caught.value)
         assert trainer.digest() == before

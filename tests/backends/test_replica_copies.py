@@ -50,7 +50,7 @@ def test_probing_the_loss_does_not_change_the_state(trainer):
 def test_an_unknown_name_is_refused_with_the_known_ones(trainer):
     with pytest.raises(StateError) as raised:
         trainer.copies("nobody")
-    assert str(raised.value).startswith("The state has its arrays by name. Got 'nobody'. Name one of model.")
+    assert str(raised.value).startswith("The state has no array 'nobody'. Use one of model.")
 
 
 def test_a_replica_that_differs_is_named_by_the_digest(trainer, monkeypatch):

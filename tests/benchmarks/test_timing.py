@@ -197,8 +197,8 @@ ONE_OR_TWO = ["1 device, 1 shard", "2 devices, 2 shards"]
 @pytest.mark.parametrize(
     "batch_size, labels",
     [
-        (256, ["default arguments (1 device, 4 shards)", *ONE_OR_TWO, "2 devices, 4 shards (the default)"]),
-        (64, ["default arguments (1 device, 1 shard)", "2 devices, 2 shards (the default)"]),  # equal ones once
+        (256, ["default arguments (4 shards)", *ONE_OR_TWO, "2 devices, 4 shards (the default)"]),
+        (64, ["default arguments (1 shard)", "2 devices, 2 shards (the default)"]),  # equal ones once
     ],
 )
 def test_the_default_arguments_always_have_a_row(modules, batch_size, labels):
@@ -233,9 +233,15 @@ def test_no_page_of_a_busy_machine(modules, monkeypatch, capsys, before, idle, o
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "mxnet"])
-def test_the_tables_of_the_readme_are_those_of_the_newest_pages(modules, framework):
+def test_the_tables_of_the_speed_page_are_those_of_the_newest_pages(modules, framework):
     table = modules["summary"].summarize(framework)
     assert len(table.splitlines()) > 3
+    assert table in (HERE.parent / "docs/speed.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_has_the_means_of_all(modules):
+    table = modules["summary"].summarize_all()
+    assert len(table.splitlines()) > 10
     assert table in (HERE.parent / "README.md").read_text(encoding="utf-8")
 
 

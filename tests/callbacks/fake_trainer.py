@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.backends.base import Array
 from lockstep.callbacks import Callback, CallbackList, History
+from lockstep.core.types import Array
 
 
 class FakeTrainer:

@@ -96,8 +96,8 @@ def test_a_file_without_an_epoch_column_raises(tmp_path: Path) -> None:
     with pytest.raises(CallbackError) as caught:
         fit(FakeTrainer(), [CSVLogger(path)], LOSSES)
     assert str(caught.value) == (
-        f"CSVLogger cannot append to {path}: it has no column 'epoch', and begins with 'name,age'. "
-        "Use another path, or append=False."
+        f"CSVLogger cannot append to {path}, because the file has no column 'epoch': it begins with 'name,age'. Use "
+        "another path, or append=False."
     )
     assert path.read_text() == "name,age\nAda,36\n"
 

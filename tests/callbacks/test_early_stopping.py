@@ -139,7 +139,8 @@ def test_a_real_model_ends_with_the_bytes_of_its_best_epoch() -> None:
         ),
         (
             lambda: fit(FakeTrainer(), [EarlyStopping()], epochs("loss", [1])),
-            "The monitored metric 'val_loss' is not measured; the metrics are 'loss'. Call fit with validation_data=.",
+            "The monitored metric 'val_loss' is not among the metrics of this run: 'loss'. Call fit with "
+            "validation_data=.",
         ),
     ],
 )

@@ -9,9 +9,9 @@ import torch
 
 import lockstep
 from callbacks.fake_trainer import FakeTrainer, fit
-from lockstep.backends.base import Array
 from lockstep.backends.numpy import SGD, Dense
 from lockstep.callbacks import EMA
+from lockstep.core.types import Array
 from lockstep.errors import CallbackError, StateError
 
 
@@ -164,8 +164,8 @@ def other_model() -> EMA:
         (
             lambda: EMA(1.0),
             CallbackError,
-            "decay must be 0 or more and below 1: it is the weight of the old average. Got 1.0. "
-            "Use for example decay=0.999.",
+            "decay, the weight of the old average, must be 0 or more and below 1. Got 1.0. Use for example "
+            "decay=0.999.",
         ),
         (
             lambda: EMA(0.9, every=0),
@@ -175,14 +175,14 @@ def other_model() -> EMA:
         (
             lambda: EMA(0.9).applied().__enter__(),
             CallbackError,
-            "This EMA has no averages yet: it gets them at its first update. "
-            "Call trainer.fit(..., callbacks=[ema]) before ema.applied().",
+            "This EMA has no averages yet, because no step has updated it. Call trainer.fit(..., "
+            "callbacks=[ema]) before ema.applied().",
         ),
         (
             other_model,
             StateError,
-            "This EMA averages another model: at 'model.weight' it has (2,), the model (3,). "
-            "Use a new EMA for this model.",
+            "This EMA averages another model: 'model.weight' is (2,) in the EMA and (3,) in the model. Use a "
+            "new EMA for this model.",
         ),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.callbacks import History
 from lockstep.callbacks import history as history_module
-from lockstep.display.curves import draw, group_panels
+from lockstep.display.curve_pictures import draw, group_panels
 from lockstep.errors import MissingExtra
 
 

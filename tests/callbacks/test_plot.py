@@ -11,7 +11,7 @@ import pytest
 from callbacks.fake_trainer import FakeTrainer, epochs, fit
 from lockstep.callbacks import Plot, plot
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
-from lockstep.errors import MissingExtra
+from lockstep.errors import CallbackError, MissingExtra
 
 PNG = b"\x89PNG"
 
@@ -32,9 +32,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers: list[int] = []
     real = plot.draw
 
-    def draw(over: Any, curves: Any) -> Any:
+    def draw(over: Any, curves: Any, panel_axes: Any) -> Any:
         numbers.append(len(over))
-        return real(over, curves)
+        return real(over, curves, panel_axes)
 
     monkeypatch.setattr(plot, "draw", draw)
     return numbers
@@ -147,3 +147,30 @@ def test_training_without_matplotlib_raises_at_the_beginning(monkeypatch: pytest
     with pytest.raises(MissingExtra, match=r'pip install "lockstep-train\[plot\]"'):
         fit(trainer, [Plot(tmp_path / "curves.png")], epochs("loss", [3]))
     assert trainer.num_steps == 0
+
+
+def test_labels_and_fixed_axes_of_chosen_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    real = plot.draw
+    monkeypatch.setattr(plot, "draw", lambda *given: figures.append(real(*given)) or figures[-1])
+    curves = {"loss": [3.0, 2.0], "val_accuracy": [0.5, 0.7]}
+    chosen = Plot(tmp_path / "c.png", names=["val_accuracy"], ylabel="test acc", xlim=(1, 10), ylim=(0, 1))
+    fit(FakeTrainer(), [chosen], [{name: values[epoch] for name, values in curves.items()} for epoch in range(2)])
+    for figure in figures:
+        (axes,) = figure.axes
+        assert (axes.get_xlim(), axes.get_ylim()) == ((1, 10), (0, 1))
+        assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title()) == ("epoch", "test acc", "")
+        assert len(axes.lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"names": "loss"}, r"names must be a list\. Got 'loss'\. Use names=\['loss'\]\."),
+        ({"xlim": 10}, r"xlim must be a lower and an upper end\. Got 10\. Use for example xlim=\(0, 1\)\."),
+        ({"ylim": (1, 0)}, r"ylim must be a lower and an upper end\. Got \(1, 0\)\."),
+    ],
+)
+def test_wrong_axes_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CallbackError, match=message):
+        Plot(**options)

@@ -70,8 +70,14 @@ def test_a_resumed_run_continues_its_count(cut: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"factor": 1}, "factor must be above 0 and below 1: it multiplies the learning rate. Got 1. Use factor=0.1."),
-        ({"factor": 0}, "factor must be above 0 and below 1: it multiplies the learning rate. Got 0. Use factor=0.1."),
+        (
+            {"factor": 1},
+            "factor, which multiplies the learning rate, must be above 0 and below 1. Got 1. Use factor=0.1.",
+        ),
+        (
+            {"factor": 0},
+            "factor, which multiplies the learning rate, must be above 0 and below 1. Got 0. Use factor=0.1.",
+        ),
         ({"min_lr": -1}, "min_lr must be 0 or more. Got -1. Use min_lr=0."),
         ({"cooldown": -1}, "cooldown must be an integer, 0 or more. Got -1. Use for example cooldown=0."),
         ({"patience": True}, "patience must be an integer, 0 or more. Got True. Use for example patience=0."),

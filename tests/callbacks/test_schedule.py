@@ -280,23 +280,25 @@ class Stateless:
         ),
         (
             lambda: LearningRateSchedule(lr_scheduler.ReduceLROnPlateau(FakeTorchTrainer().optimizer)),
-            "LearningRateSchedule calls step() without a metric, and ReduceLROnPlateau.step needs one. "
-            "Use lockstep.ReduceLROnPlateau.",
+            "LearningRateSchedule calls step() without arguments, but ReduceLROnPlateau.step requires an argument. "
+            "Use lockstep.ReduceLROnPlateau if the argument is a metric.",
         ),
         (
             lambda: LearningRateSchedule(Stateless()),
-            "A scheduler needs step() and state_dict(), and this Stateless has no state_dict. "
-            "Give it one, or use a function of the step.",
+            "The scheduler Stateless has no state_dict(), which a checkpoint needs. Add a state_dict method to its "
+            "class, or use a function of the epoch or step.",
         ),
         (
             lambda: LearningRateSchedule(lambda: 0.1),
-            "A schedule must be a function of the index, or of the index and the present rate. Got one of 0 arguments. "
-            "Use for example lambda epoch: 0.1 * 0.9**epoch.",
+            "A schedule must be a function of the epoch or step number, or of that number and the current "
+            "learning rate. Got a function with 0 required arguments. Use for example lambda epoch: 0.1 * "
+            "0.9**epoch.",
         ),
         (
             lambda: LearningRateSchedule(lambda a, b, c: 0.1),
-            "A schedule must be a function of the index, or of the index and the present rate. Got one of 3 arguments. "
-            "Use for example lambda epoch: 0.1 * 0.9**epoch.",
+            "A schedule must be a function of the epoch or step number, or of that number and the current "
+            "learning rate. Got a function with 3 required arguments. Use for example lambda epoch: 0.1 * "
+            "0.9**epoch.",
         ),
         (
             lambda: fit(FakeTrainer(), [LearningRateSchedule(lambda step: None, per="step")], [{}]),
@@ -308,8 +310,9 @@ class Stateless:
         ),
         (
             lambda: fit(FakeTrainer((0.0, 0.1)), [LearningRateSchedule(lambda epoch: 0.1)], [{}]),
-            "The schedule's rate is the first group's, and the others keep their ratio to it, but the first "
-            "rate is 0. Got (0.0, 0.1). Begin with a rate above 0 in the first group.",
+            "The learning rates of the groups of parameters are (0.0, 0.1). LearningRateSchedule keeps the ratio of "
+            "each rate to the first rate, so the first rate must not be 0. Begin with a rate above 0 in the first "
+            "group.",
         ),
     ],
 )
@@ -324,6 +327,6 @@ def test_a_rate_in_a_tensor_cannot_be_saved() -> None:
     with pytest.raises(StateError) as caught:
         LearningRateSchedule(lr_scheduler.StepLR(optimizer, 1)).state_dict()
     assert str(caught.value) == (
-        "scheduler['base_lrs'][0] is a Tensor, which a checkpoint cannot store. Make it a number, a string, a numpy "
+        "scheduler['base_lrs'][0] is a Tensor, which a checkpoint cannot store. Use a number, a string, a numpy "
         "array, or a list, tuple or dict of these; or train without a checkpoint."
     )

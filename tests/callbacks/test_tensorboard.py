@@ -107,7 +107,10 @@ def test_training_without_tensorboard_raises_at_the_beginning(monkeypatch: pytes
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(MissingExtra) as caught:
         fit(FakeTrainer(), [TensorBoard(tmp_path)], EPOCHS)
-    assert str(caught.value) == 'TensorBoard needs tensorboard. Install it: pip install "lockstep-train[tensorboard]"'
+    assert str(caught.value) == (
+        "TensorBoard needs the package tensorboard, which is not installed. "
+        'Run: pip install "lockstep-train[tensorboard]"'
+    )
 
 
 @pytest.mark.parametrize(

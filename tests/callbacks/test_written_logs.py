@@ -40,7 +40,7 @@ def test_a_picture_shows_the_last_epoch_with_what_was_written_after_it(
 ) -> None:
     drawn: list[dict[str, list[float]]] = []
 
-    def draw(epochs: Any, curves: Any) -> Any:
+    def draw(epochs: Any, curves: Any, axes: Any) -> Any:
         drawn.append({name: list(column) for name, column in curves.items()})
         return plot.load_figure_type()()
 

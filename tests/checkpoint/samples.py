@@ -7,9 +7,9 @@ import re
 import ml_dtypes
 import numpy as np
 
-from lockstep.backends.base import Array
 from lockstep.checkpoint import Snapshot, json_codec, manifest
 from lockstep.checkpoint.io import MANIFEST
+from lockstep.core.types import Array
 
 DTYPES = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))]
 DTYPES += ["float16", "float32", "float64", "complex64", "complex128"]

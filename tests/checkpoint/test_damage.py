@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.samples import content, equal, forge, snapshot
-from lockstep.backends.base import Array
 from lockstep.checkpoint import Snapshot, manifest, read, write
 from lockstep.checkpoint.format import read_fact
+from lockstep.core.types import Array
 from lockstep.errors import CheckpointError, StateError
 
 NAMES = ["manifest.json", "model.safetensors", "optimizer.safetensors"]
@@ -89,7 +89,7 @@ def test_exchanged_files_are_detected(folder):
     model.rename(folder / "aside")
     optimizer.rename(model)
     (folder / "aside").rename(optimizer)
-    with pytest.raises(CheckpointError, match=r"model.safetensors: it has 80 bytes, and the manifest says 72"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors: the file has 80 bytes, and the manifest says 72"):
         read(folder)
 
 
@@ -174,7 +174,7 @@ def test_a_header_that_claims_more_bytes_than_the_file_has_is_refused(folder):
     reheaded(folder, b'"shape":[2],"data_offsets":[0,8]', f'"shape":[{2**36}],"data_offsets":[0,{2**38}]'.encode())
     edit(folder, lambda found: found["tensors"]["model.w"].update(shape=[2**36]))
     with pytest.raises(
-        CheckpointError, match=rf"and the manifest says \d+ by its record and {2**38 + 88} by its arrays"
+        CheckpointError, match=rf"and the manifest says \d+ by the record of the file and {2**38 + 88} by the shapes of"
     ):
         read(folder)
 
@@ -190,7 +190,7 @@ def test_an_empty_array_of_impossible_shape_is_refused(tmp_path):
     folder = write(tmp_path / "mine", Snapshot({"model.w": Array(np.empty((0, 2, 2)), "float64")}))
     reheaded(folder, b"[0,2,2]", f"[0,{HUGE},{HUGE}]".encode())
     edit(folder, lambda found: found["tensors"]["model.w"].update(shape=[0, HUGE, HUGE]))
-    with pytest.raises(CheckpointError, match=r"model.safetensors: array 'w' cannot be made"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors: the array 'w' cannot be created"):
         read(folder)
 
 
@@ -203,10 +203,10 @@ def test_an_empty_array_of_impossible_shape_is_refused(tmp_path):
         ('"step": 3', f'"step": {"9" * 5000}', "digits"),
         ('"step": 3', f'"step": {"[" * 100_000}', "deep"),
         ('"step": 3', f'"step": {"[" * 500}{"]" * 500}', "deep"),
-        ('"step": 3', '"step": 3, "step": 4', "comes twice"),
+        ('"step": 3', '"step": 3, "step": 4', "an object has the same key twice"),
         ('"step": 3', "\"step\": '3'", "Expecting"),
         ('"step": 3', '"step": "\ud800"', "utf-8"),
-        ('"format": 1', '"format": 0', "no format 0"),
+        ('"format": 1', '"format": 0', "the format number 0 is not valid"),
         ('"format": 1', '"format": 01', "delimiter"),
         ('"format": 1', '"format": -1', "first lines"),
         ('"format": 1', '"format": 9999999999', "first lines"),
@@ -274,7 +274,7 @@ def test_nesting_is_limited_whatever_the_recursion_limit(folder):
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(10**6)
     try:
-        with pytest.raises(CheckpointError, match="nested too deep"):
+        with pytest.raises(CheckpointError, match="nested too deeply"):
             read(folder)
     finally:
         sys.setrecursionlimit(before)
@@ -289,7 +289,7 @@ def test_a_huge_sparse_manifest_is_not_read(folder):
 
 def test_a_huge_sparse_file_of_arrays_is_not_read(folder):
     os.truncate(folder / "model.safetensors", 2**40)
-    with pytest.raises(CheckpointError, match=f"it has {2**40} bytes, and the manifest says"):
+    with pytest.raises(CheckpointError, match=f"the file has {2**40} bytes, and the manifest says"):
         read(folder)
 
 

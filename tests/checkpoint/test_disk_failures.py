@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from checkpoint.samples import equal, litter, snapshot
-from lockstep.backends.base import Array
 from lockstep.checkpoint import Snapshot, Store, read, write
+from lockstep.core.types import Array
 from lockstep.errors import SaveError
 
 CALLS = ["mkdir", "open", "write", "fsync", "rename", "symlink", "listdir"]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from checkpoint.samples import DTYPES, same
-from lockstep.backends.base import Array
 from lockstep.checkpoint import json_codec, safetensors_file
 from lockstep.checkpoint.json_codec import decode, encode
+from lockstep.core.types import Array
 from lockstep.errors import StateError
 
 dtypes = st.sampled_from(DTYPES).map(np.dtype)
@@ -108,7 +108,7 @@ class Colour(enum.IntEnum):
 def test_an_error_names_the_place_of_a_value_that_is_not_plain(value, kind):
     with pytest.raises(StateError) as caught:
         encode({"callbacks": [0, {"x": (1, value)}]})
-    assert re.search(rf"(hold|hold the|a) {kind}[(),\d]* at callbacks\[1\]\['x'\]\[1\]", str(caught.value))
+    assert re.search(rf"(store|store the|a) {kind}[(),\d]* at callbacks\[1\]\['x'\]\[1\]", str(caught.value))
 
 
 def test_an_array_of_the_most_axes_round_trips():
@@ -119,19 +119,19 @@ def test_an_array_of_the_most_axes_round_trips():
 def test_an_array_of_too_many_axes_raises(monkeypatch):
     monkeypatch.setattr(safetensors_file, "MAX_AXES", 2)  # numpy 1 cannot make an array of 33 axes
     assert encode({"x": np.zeros((1, 1))})
-    with pytest.raises(StateError, match=r"cannot hold float64 at x,"):
+    with pytest.raises(StateError, match=r"cannot store float64 at x,"):
         encode({"x": np.zeros((1, 1, 1))})
 
 
 def test_a_key_that_is_not_plain_raises():
-    with pytest.raises(StateError, match=r"cannot hold the frozenset at the key seen\[frozenset"):
+    with pytest.raises(StateError, match=r"cannot store the frozenset at the key seen\[frozenset"):
         encode({"seen": {frozenset(): 1}})
 
 
 def test_a_value_that_contains_itself_raises():
     value = []
     value.append(value)
-    with pytest.raises(StateError, match="is nested more than 64 deep"):
+    with pytest.raises(StateError, match="has more than 64 nested levels"):
         encode({"x": value})
 
 

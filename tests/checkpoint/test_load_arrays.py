@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from checkpoint.samples import same, snapshot
-from lockstep.backends.base import Array
 from lockstep.checkpoint import Snapshot, Store, load_arrays, write
+from lockstep.core.types import Array
 from lockstep.errors import CheckpointError, StateError
 
 

@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
 
-from lockstep.backends.base import Array  # noqa: E402
 from lockstep.checkpoint import Snapshot, write  # noqa: E402
+from lockstep.core.types import Array  # noqa: E402
 
 
 def net(dtype):

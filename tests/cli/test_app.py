@@ -139,8 +139,8 @@ def test_a_trainer_alone_that_does_not_fit_the_digits(script):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("lost", "returned ndarray, not what lockstep.wrap returned, or (trainer, data)."),
-        ("inexact", "verify checks the promise of equal bits."),
+        ("lost", "returned ndarray, not a trainer from lockstep.wrap, or (trainer, data)."),
+        ("inexact", "verify cannot be used with exact=False"),
         ("nobody", "defines no function 'nobody'"),
     ],
 )
@@ -155,7 +155,7 @@ def test_functions_that_cannot_be_verified(script, function, message):
 def test_numbers_of_devices_that_are_none(devices):
     result = lockstep("verify", "--devices", devices)
     assert result.exit_code == 2
-    assert "is not a list of two or more different integers" in " ".join(result.stderr.split())
+    assert "must be two or more different numbers of devices" in " ".join(result.stderr.split())
 
 
 def test_shards_belong_to_the_scripts_trainer(script):

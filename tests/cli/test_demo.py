@@ -51,7 +51,7 @@ def test_both_scripts_train_the_same(framework):
 
 
 def test_the_error_of_a_failing_script_has_its_stderr():
-    with pytest.raises(WorkerError, match=r"(?s)train.py failed with exit code 1:.*no such thing"):
+    with pytest.raises(WorkerError, match=r"(?s)train.py failed with exit code 1\. Its error output:.*no such thing"):
         demo.run_script("Lockstep", "train.py", "raise ValueError('no such thing')", 1, [])
 
 

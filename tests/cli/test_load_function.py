@@ -43,9 +43,9 @@ def test_a_name_that_the_standard_library_has(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("train.py", "'train.py' is not FILE.py:FUNCTION."),
-        ("train.py:", "'train.py:' is not FILE.py:FUNCTION."),
-        (":make", "':make' is not FILE.py:FUNCTION."),
+        ("train.py", "'train.py' must have the form FILE.py:FUNCTION."),
+        ("train.py:", "'train.py:' must have the form FILE.py:FUNCTION."),
+        (":make", "':make' must have the form FILE.py:FUNCTION."),
         ("nowhere.py:make", "The file 'nowhere.py' does not exist."),
     ],
 )
@@ -57,7 +57,7 @@ def test_an_invalid_name_is_refused(text, message):
 
 def test_a_missing_function_is_refused(script):
     path = script("number = 1\ndef make_trainer():\n    pass\n")
-    with pytest.raises(ModelError, match=r"defines no function 'make'. Use one of: make_trainer\.$"):
+    with pytest.raises(ModelError, match=r"defines no function 'make'. Use one of its functions: make_trainer\.$"):
         load_function(f"{path}:make")
     with pytest.raises(ModelError, match="defines no function 'number'"):
         load_function(f"{path}:number")

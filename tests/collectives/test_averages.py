@@ -18,7 +18,7 @@ def kit(request):
 
 
 def find_ops(array):
-    return registry.arrays(registry.home_of(array))
+    return registry.load_array_ops(registry.find_array_backend(array))
 
 
 def average_with_numpy(values):
@@ -68,7 +68,7 @@ def test_an_average_comes_back_from_numpy(kit):
     ops = find_ops(array)
     data = noise(4, 2)
     loaded = ops.from_numpy(data, array)
-    assert registry.home_of(loaded) == registry.home_of(array)
+    assert registry.find_array_backend(loaded) == registry.find_array_backend(array)
     assert bits(ops.to_numpy(loaded)) == bits(data)
     ops.update_averages([loaded], [array], DECAY)
     data[:] = 0

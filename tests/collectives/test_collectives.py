@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.core import tree
-from lockstep.errors import BatchError, DeviceError
+from lockstep.core import plan, tree
+from lockstep.errors import BatchError, DeviceError, PlanError
 
 KITS = {
     name: kit
@@ -73,7 +73,7 @@ def test_what_is_written_to_one_replica_stays_there(kit):
     assert bits(kit.value(second)) == bits(kit.value(params)) == bits(value)
 
 
-def test_a_nest_keeps_its_form(kit):
+def test_a_pytree_keeps_its_structure(kit):
     one, two = kit.params(noise(2)), kit.params(noise(2, 3))
     first, second = lockstep.replicate({"a": one, "b": [two, (one,)]}, 2)
     for replica in (first, second):
@@ -163,7 +163,7 @@ def test_the_sum_lies_on_every_device(kit):
     assert [kit.place(each) for each in lockstep.allreduce(arrays)] == kit.devices()
 
 
-def test_a_nest_is_added_place_by_place(kit):
+def test_pytrees_are_added_value_by_value(kit):
     a, b, c = (noise(2, 2) for _ in range(3))
     first = {"w": kit.array(a), "rest": [None, kit.array(b)]}
     second = {"rest": [None, kit.array(c)], "w": kit.array(b)}  # in another order
@@ -203,9 +203,9 @@ def test_one_array_given_twice_counts_twice(kit):
     assert bits(kit.value(sums[0])) == bits((value + value) + value)
 
 
-@pytest.mark.parametrize("nests", [[None, None], [[None], [None]], [{"a": (None,)}] * 3])
-def test_nothing_stays_nothing(nests):
-    assert lockstep.allreduce(nests) == nests
+@pytest.mark.parametrize("trees", [[None, None], [[None], [None]], [{"a": (None,)}] * 3])
+def test_none_stays_none(trees):
+    assert lockstep.allreduce(trees) == trees
 
 
 # -- what is refused
@@ -213,7 +213,7 @@ def test_nothing_stays_nothing(nests):
 
 def test_truth_values_are_refused(kit):
     given = [kit.array(np.array([True, False])) for _ in range(2)]
-    with pytest.raises(BatchError, match=r"allreduce adds numbers\. Got arrays of bool\. Convert them to a type of"):
+    with pytest.raises(BatchError, match=r"allreduce adds numbers\. Got arrays of bool\. Convert the arrays to a"):
         lockstep.allreduce(given)
     pieces = lockstep.split(given[0], 2)
     assert [kit.value(piece).tolist() for piece in pieces] == [[True], [False]]
@@ -227,7 +227,7 @@ def test_types_are_told_in_one_word(kit):
 @pytest.mark.parametrize(
     "arrays, words",
     [
-        ([], "a list with an array, or a nest of arrays, from each device. Got []."),
+        ([], "a list with an array, or a pytree of arrays, from each device. Got []."),
         (np.ones(2), "from each device. Got ndarray(2,)."),
         ([np.ones(2), np.ones(3)], "Got (2,) of float64 from device 0 and (3,) of float64 from device 1."),
         ([np.ones(2), np.ones(2), np.ones(2, "float32")], "and (2,) of float32 from device 2."),
@@ -236,7 +236,10 @@ def test_types_are_told_in_one_word(kit):
         ([{"a": np.ones(2)}, {"b": np.ones(2)}], "Got {'a': ndarray(2,)} from device 0 and {'b': ndarray(2,)} from"),
         (
             [np.ones(2), [np.ones(2)]],
-            "Got ndarray(2,) from device 0 and [ndarray(2,)] from device 1. Give equal nests.",
+            (
+                "Got ndarray(2,) from device 0 and [ndarray(2,)] from device 1. Give every device a pytree with "
+                "the same structure."
+            ),
         ),
         ([1.0, 2.0], "Got a float. Give an array"),
         ([np.array(["a"]), np.array(["b"])], "allreduce adds numbers. Got arrays of str32."),
@@ -252,7 +255,7 @@ def test_allreduce_refuses(arrays, words):
 @pytest.mark.parametrize(
     "params, devices, error, words",
     [
-        ([], 2, BatchError, "replicate takes arrays of numpy, PyTorch, JAX, TensorFlow or MXNet. Got none."),
+        ([], 2, BatchError, "replicate needs arrays of numpy, PyTorch, JAX, TensorFlow or MXNet. Got none."),
         ({"w": "text"}, 2, BatchError, "Got a str."),
         ([Fraction(1, 2)], 2, BatchError, "Got a fractions.Fraction. Give an array"),
         (np.ones(2), 0, DeviceError, "devices=0 leaves no device"),
@@ -261,7 +264,7 @@ def test_allreduce_refuses(arrays, words):
             np.ones(2),
             ["abacus"],
             DeviceError,
-            "This host has no device 'abacus:0', it has only the CPU.",
+            "This host has no device 'abacus:0'. Use one of its devices: cpu:0.",
         ),
     ],
 )
@@ -283,7 +286,7 @@ def test_unknown_devices_are_refused(kit):
         (0.5, "has no array with examples on its first axis"),
         ((np.ones(2), np.ones(3)), "different lengths, 2, 3, in"),
         (np.ones((0, 2)), "has no examples. Leave empty batches out."),
-        (["a", "b"], "split takes arrays of numpy, PyTorch, JAX, TensorFlow or MXNet. Got none."),
+        (["a", "b"], "split needs arrays of numpy, PyTorch, JAX, TensorFlow or MXNet. Got none."),
     ],
 )
 def test_split_refuses(batch, words):
@@ -317,3 +320,53 @@ def test_an_array_at_two_places_is_one_array_on_every_device():
     assert first["enc"] is first["dec"]
     assert second["enc"] is second["dec"]
     assert first["enc"] is not second["enc"]
+
+
+# -- shards
+
+
+def test_shards_are_added_in_one_order_on_any_number_of_devices(kit):
+    x = noise(61, 33)
+    expected = bits(tree.fold(np.split(x[:56], 8), np.add))
+    assert lockstep.split(kit.array(x), 3, shards=8).sizes == [24, 23, 14]  # 8 + 8 + 8, 8 + 8 + 7, 7 + 7
+    for num_devices in range(1, 9):
+        pieces = lockstep.split(kit.array(x[:56]), num_devices, shards=8)
+        assert [len(piece) for piece in pieces] == plan.sizes(8, num_devices)
+        sums = lockstep.allreduce(pieces, shards=8)
+        assert [bits(kit.value(each)) for each in sums] == [expected] * num_devices
+
+
+def test_pytrees_of_shards_are_added_value_by_value(kit):
+    a, b, c = (noise(2) for _ in range(3))
+    shards = [{"w": [kit.array(value)], "unused": None} for value in (a, b, c)]
+    first, second = lockstep.allreduce([shards[:2], shards[2:]], shards=3)
+    assert (first["w"][0] is shards[0]["w"][0]) == (second["w"][0] is shards[2]["w"][0]) == kit.in_place
+    for sums in (first, second):
+        assert bits(kit.value(sums["w"][0])) == bits((a + b) + c)
+        assert sums["unused"] is None
+    assert lockstep.allreduce([[None, None], [None]], shards=3) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "arrays, shards, words",
+    [
+        ([np.ones(2), np.ones(2)], 2, "a list with one entry per shard from each device, 2 in total. Got [0, 0] from"),
+        ([[np.ones(2)], [np.ones(2)]], 4, "Got [1, 1] from 2 devices. Give one gradient for each shard of split(batch"),
+        ([[np.ones(2)], []], 1, "Got [1, 0] from 2 devices."),
+        ([[np.ones(2)] * 2, [np.ones(2)] * 2], 4, "Got one array for two shards, which has the gradient of the last"),
+    ],
+)
+def test_allreduce_refuses_shards(arrays, shards, words):
+    with pytest.raises(BatchError) as raised:
+        lockstep.allreduce(arrays, shards=shards)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "shards, words",
+    [(1, "devices=2 needs at least 2 shards, got shards=1."), (0, "Got shards=0."), (2.5, "Got shards=2.5.")],
+)
+def test_split_refuses_shards(shards, words):
+    with pytest.raises(PlanError) as raised:
+        lockstep.split(np.ones(4), 2, shards=shards)
+    assert words in str(raised.value)

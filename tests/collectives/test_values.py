@@ -43,7 +43,7 @@ class TestTorch:
     def test_a_tensor_without_values_is_refused(self):
         import torch
 
-        with pytest.raises(BatchError, match=r"^split takes arrays with values\. Got a tensor on the device meta"):
+        with pytest.raises(BatchError, match=r"^split needs arrays with values\. Got a tensor on the device meta"):
             lockstep.split(torch.ones(2, device="meta"), 2)
 
     def test_what_is_frozen_stays_frozen_and_a_result_becomes_a_leaf(self):
@@ -55,6 +55,15 @@ class TestTorch:
             assert trained.requires_grad
             assert made.requires_grad
             assert made.is_leaf
+
+    def test_plain_tensors_become_trainable_if_none_is_yet(self):
+        import torch
+
+        for weight, index in lockstep.replicate([torch.ones(2), torch.arange(2)], 2):
+            assert weight.requires_grad
+            assert not index.requires_grad
+        (frozen,) = lockstep.replicate(torch.nn.Parameter(torch.ones(2), requires_grad=False), 1)
+        assert not frozen.requires_grad
 
     def test_a_piece_has_memory_of_its_own(self):
         import torch
@@ -73,7 +82,7 @@ class TestJax:
         with pytest.raises(BatchError, match=r"Got a traced array\. Call it outside of jax\.jit"):
             jax.jit(lambda a: lockstep.allreduce([a, a]))(jax.numpy.ones(2))
         for call in (lockstep.replicate, lockstep.split):
-            with pytest.raises(BatchError, match=rf"^{call.__name__} takes arrays with values\. Got a traced array"):
+            with pytest.raises(BatchError, match=rf"^{call.__name__} needs arrays with values\. Got a traced array"):
                 jax.jit(lambda a, call=call: call(a, 2)[0])(jax.numpy.ones(2))
 
     def test_a_description_is_refused(self):
@@ -105,7 +114,7 @@ class TestTensorflow:
     def test_a_symbolic_tensor_is_refused(self):
         import tensorflow as tf
 
-        with pytest.raises(BatchError, match=r"Got a tensor inside of a tf\.function\. Call it outside"):
+        with pytest.raises(BatchError, match=r"Got a tensor inside a tf\.function\. Call it outside"):
             tf.function(lambda a: lockstep.allreduce([a, a]), autograph=False)(tf.ones(2))
 
     def test_keras_variables_and_ragged_tensors_are_refused(self):
@@ -118,7 +127,7 @@ class TestTensorflow:
                 lambda: lockstep.split(given, 2),  # noqa: B023
                 lambda: lockstep.allreduce([given, given]),  # noqa: B023
             ):
-                with pytest.raises(BatchError, match=r"Give tensors and tf\.Variables; a Keras variable has one as"):
+                with pytest.raises(BatchError, match=r"Give a tensor or a tf\.Variable, such as the \.value of a"):
                     call()
 
     def test_replicas_are_variables_trained_as_the_original(self):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.core.batch_entries import explain_missing_input, split_batch
+from lockstep.core.batch_entries import call_model, explain_missing_input, split_batch
 from lockstep.errors import BatchError
 
 X, Y = np.zeros((4, 2)), np.zeros(4)
@@ -14,6 +14,16 @@ class Foreign:
 
     def __init__(self, dtype):
         self.dtype, self.shape = dtype, (4,)
+
+
+class Shaped(dict):
+    """Named arrays that have a shape themselves, as tensordict's."""
+
+    shape = (4,)
+
+
+def test_a_mapping_with_a_shape_is_spread():
+    assert call_model(lambda a, b: a + b, Shaped(a=1, b=2)) == 3
 
 
 class Word:
@@ -53,15 +63,15 @@ def test_integers_may_be_something_else(third, kind, form):
     with pytest.raises(BatchError) as caught:
         split_batch((X, Y, third), "weights.float()")
     assert str(caught.value) == (
-        "The third entry of a batch is the examples' weights, which are floats or bools. "
-        f"Got (ndarray(4, 2), ndarray(4,), {form}) with a third entry of {kind}. "
-        "If it is an index or an id, give ((inputs, index), targets) to a model that takes it, else leave it out. "
-        "If it is weights, give weights.float(). If the first two are both inputs, give ((a, b), targets)."
+        "The third entry of a batch is the example weights, which must be floats or bools. "
+        f"Got the batch (ndarray(4, 2), ndarray(4,), {form}) with a third entry of {kind}. If the third entry is an "
+        "index or an id, give ((inputs, index), targets) to a model that uses it, or leave it out. If the third entry "
+        "is example weights, give weights.float(). If the first two entries are both inputs, give ((a, b), targets)."
     )
 
 
 def test_a_batch_of_another_form():
-    with pytest.raises(BatchError, match=r"Got \(ndarray\(4, 2\)\). Give one of these, or write an objective"):
+    with pytest.raises(BatchError, match=r"The batch \(ndarray\(4, 2\)\) cannot be used.*, or write an objective"):
         split_batch((X,), "")
 
 
@@ -69,15 +79,18 @@ def test_a_model_that_lacks_an_input():
     def model(a, b):
         return a + b
 
-    with pytest.raises(BatchError) as caught, explain_missing_input((X, X, Y)):
-        model(X)
+    def explain(batch):
+        with pytest.raises(TypeError) as raised:
+            model(X)
+        explain_missing_input(raised.value, batch)
+
+    with pytest.raises(BatchError) as caught:
+        explain((X, X, Y))
     assert str(caught.value) == (
         "test_a_model_that_lacks_an_input.<locals>.model() missing 1 required positional argument: 'b'. The model was "
-        "called with the first entry of (ndarray(4, 2), ndarray(4, 2), ndarray(4,)): three entries are "
-        "(inputs, targets, weights). If the first two are both inputs, give ((a, b), targets)."
+        "called with the first entry of the batch (ndarray(4, 2), ndarray(4, 2), ndarray(4,)), because three entries "
+        "are (inputs, targets, weights). If the first two entries are both inputs, give ((a, b), targets)."
     )
-    for batch in ((X, Y), {"a": X}):  # nothing of that to say
-        with pytest.raises(TypeError), explain_missing_input(batch):
-            model(X)
-    with pytest.raises(TypeError, match="another"), explain_missing_input((X, X, Y)):
-        raise TypeError("another")
+    explain((X, Y))  # nothing of that to say
+    explain({"a": X})
+    explain_missing_input(TypeError("another"), (X, X, Y))

@@ -59,7 +59,7 @@ def test_every_example_is_in_exactly_one_shard_in_order(case, num_shards, data):
     owners = data.draw(st.lists(st.integers(0, num_replicas - 1), min_size=num_shards, max_size=num_shards))
     split = data.draw(st.integers(0, num_replicas))  # two processes
     groups = [list(range(split)), list(range(split, num_replicas))]
-    parts = batches.deal(batch, Plan(tuple(owners), num_replicas), groups)
+    parts = batches.deal(batch, Plan(tuple(owners), tuple(range(num_replicas))), groups)
     assert [list(part) for part in parts] == groups
     shards = {}
     for part in parts:
@@ -81,7 +81,7 @@ def test_every_example_is_in_exactly_one_shard_in_order(case, num_shards, data):
     ],
 )
 def test_a_list_of_arrays_at_the_top_is_a_tuple(value, expected):
-    found = batches.top(value)
+    found = batches.restore_tuples(value)
     assert type(found) is type(expected)
     np.testing.assert_equal(found, expected)
 
@@ -104,7 +104,7 @@ SIZES = [np.zeros((size, 4)) for size in (3, 1, 2)]  # and for each of three, of
     ],
 )
 def test_an_inner_list_of_examples_stays_a_list(batch, expected):
-    found = batches.top(batch)
+    found = batches.restore_tuples(batch)
     assert tuple(map(type, found)) == expected
     assert [len(part) for part in found] == [len(part) for part in batch]
 
@@ -210,7 +210,7 @@ def test_rows_are_split_like_any_batch(num_examples, num_shards):
 
 
 def test_rows_are_assigned_like_any_batch():
-    (first, second) = batches.deal(ROWS, Plan.even(4, 2), [[0], [1]])
+    (first, second) = batches.deal(ROWS, Plan.even(4, range(2)), [[0], [1]])
     assert {shard: piece.bounds for shard, piece in (first[0] | second[1]).items()} == {
         0: (0, 3),
         1: (3, 6),
@@ -225,7 +225,7 @@ def test_describe_rows():
 
 def test_rows_of_inputs_only():
     assert batches.inputs(ROWS).only_inputs
-    assert batches.top(ROWS) is ROWS
+    assert batches.restore_tuples(ROWS) is ROWS
 
 
 @pytest.mark.parametrize(

@@ -41,28 +41,33 @@ def test_resolve(devices, available, expected):
         (
             3,
             GPUS,
-            "devices=3 is more than the 2 of this host: cuda:0, cuda:1. Use devices=2, or devices=['cpu'] * 3.",
+            "devices=3 is more than the 2 accelerators of this host: cuda:0, cuda:1. Use devices=2, or "
+            "devices=['cpu'] * 3.",
         ),
-        ([], [], "devices=[] leaves no device to train on. Use devices=None for all."),
-        (["cpu", "cuda:0"], GPUS, "All devices must be of the same type. Got cpu, cuda:0. Use one type."),
+        ([], [], "devices=[] leaves no device to train on. Use devices=None for all accelerators."),
+        (
+            ["cpu", "cuda:0"],
+            GPUS,
+            "All devices must be of the same type. Got cpu, cuda:0. Use devices of one type only.",
+        ),
         (
             "cuda:2",
             GPUS,
-            "This host has no device 'cuda:2', it has cuda:0, cuda:1. Use one of these.",
+            "This host has no device 'cuda:2'. Use one of its devices: cuda:0, cuda:1.",
         ),
         (
             2.0,
             [],
-            "devices=2.0 is not a number, a list of names, or None for all accelerators. "
-            "Use for example devices=2, or devices=['cpu:0', 'cpu:1'].",
+            "devices=2.0 must be a number, a list of names, or None for all accelerators. Use for example "
+            "devices=2, or devices=['cpu:0', 'cpu:1'].",
         ),
         (
             [0, 1],
             [],
-            "devices=[0, 1] is not a number, a list of names, or None for all accelerators. "
-            "Use for example devices=2, or devices=['cpu:0', 'cpu:1'].",
+            "devices=[0, 1] must be a number, a list of names, or None for all accelerators. Use for example "
+            "devices=2, or devices=['cpu:0', 'cpu:1'].",
         ),
-        (["cuda"], [], "This host has no device 'cuda:0', it has only the CPU. Use one of these."),
+        (["cuda"], [], "This host has no device 'cuda:0'. Use one of its devices: cpu:0."),
     ],
 )
 def test_invalid_values_are_refused(devices, available, message):
@@ -80,5 +85,5 @@ class Chip:
 def test_device_objects_of_a_framework_are_resolved_by_name():
     assert resolve([Chip(), "cuda:0"], GPUS, lambda chip: chip.place) == ("cuda:1", "cuda:0")
     assert resolve(Chip(), GPUS, lambda chip: chip.place) == ("cuda:1",)
-    with pytest.raises(DeviceError, match=r"devices=\[<.*is not a number, a list of names"):
+    with pytest.raises(DeviceError, match=r"devices=\[<.*must be a number, a list of names"):
         resolve([object()], GPUS, lambda chip: chip.place)

@@ -1,10 +1,12 @@
 """Digests differ for any difference of bits, type, shape, name or step."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
-from lockstep.backends.base import Array
 from lockstep.core import digest
+from lockstep.core.types import Array, LazyState, to_array
 
 ZEROS = np.zeros((2, 3), np.float32)
 
@@ -52,3 +54,16 @@ def test_digests_of_several_copies():
     ]
     assert list(digest.hash_copies(copies)) == [digest.hash_arrays(copy) for copy in copies]
     assert [each["a"] == digest.hash_arrays(first)["a"] for each in digest.hash_copies(copies)] == [1, 1, 0, 0, 0, 1]
+
+
+def test_lazy_copies_are_read_array_by_array():
+    """In memory are an array of the first copy, the one that is compared with it, and the result of that."""
+    sources = {str(index): np.full(1 << 18, index, np.float32) for index in range(16)}
+    tracemalloc.start()
+    try:
+        digests = digest.hash_copies([LazyState(sources, to_array) for _ in range(3)])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert digests == 3 * [digest.hash_arrays(LazyState(sources, to_array))]
+    assert peak < 3.2 * sources["0"].nbytes

@@ -186,7 +186,7 @@ def test_a_generator_created_while_reading_is_refused():
             return self.rng.normal()
 
     lazy = Lazy()
-    words = "has created a random number generator and kept it"
+    words = "has created a random number generator and kept it for later examples"
     with pytest.raises(ExactError, match=re.escape(words)), IsolatedGenerators(lazy):
         lazy()
     with IsolatedGenerators(lazy):  # it is there before the next ones are read
@@ -197,7 +197,10 @@ def test_a_generator_created_while_reading_is_refused():
 def test_spawning_from_a_held_generator_is_refused(make):
     held = make(5)
     sequence = held if make is np.random.SeedSequence else getattr(held, "_bit_generator", held)._seed_seq
-    with pytest.raises(ExactError, match="has spawned from a generator or SeedSequence"), IsolatedGenerators([held]):
+    with (
+        pytest.raises(ExactError, match=r"has called spawn\(\) of a random number generator or SeedSequence"),
+        IsolatedGenerators([held]),
+    ):
         sequence.spawn(1)
     with IsolatedGenerators([held]):  # one that is made for an example is its own
         np.random.SeedSequence(5).spawn(2)

@@ -54,25 +54,32 @@ def test_a_callable_without_a_name_takes_its_types():
     [
         (
             lambda: resolve(["acuracy"], NAMED),
-            "A metric's name is one of accuracy, mse. Got 'acuracy'. "
-            "Use one of these, a function of (outputs, targets), or lockstep.Metric.",
+            "There is no metric named 'acuracy'. Use one of accuracy, mse, a function of (outputs, targets), or a "
+            "lockstep.Metric.",
         ),
-        (lambda: resolve([3], NAMED), "A metric is a name, a function or a lockstep.Metric. Got 3. Use 'accuracy'."),
+        (
+            lambda: resolve([3], NAMED),
+            "A metric must be a name, a function or a lockstep.Metric. Got 3. Use for example 'accuracy'.",
+        ),
         (
             lambda: resolve([hits, hits], NAMED),
-            "Metrics need names of their own. Got ['hits', 'hits']. Use metrics={'name': metric, ...}.",
+            "Metric names must be unique, and none may be 'loss'. Got ['hits', 'hits']. Rename a metric with "
+            "metrics={'name': metric, ...}.",
         ),
         (
             lambda: resolve({"loss": hits}, NAMED),
-            "Metrics need names of their own. Got ['loss']. Use metrics={'name': metric, ...}.",
+            "Metric names must be unique, and none may be 'loss'. Got ['loss']. Rename a metric with "
+            "metrics={'name': metric, ...}.",
         ),
         (
             lambda: Metric(3, len),
-            f"A Metric is made of two functions. Got sums=3, result={len!r}. Use Metric(sums=f, result=g).",
+            f"sums and result of a Metric must be functions. Got sums=3 and result={len!r}. Write for example "
+            "Metric(sums=f, result=g).",
         ),
         (
             lambda: Metric(len, 3),
-            f"A Metric is made of two functions. Got sums={len!r}, result=3. Use Metric(sums=f, result=g).",
+            f"sums and result of a Metric must be functions. Got sums={len!r} and result=3. Write for example "
+            "Metric(sums=f, result=g).",
         ),
     ],
 )

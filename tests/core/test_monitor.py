@@ -91,20 +91,26 @@ def test_value_is_a_plain_float():
         ),
         (
             lambda: Monitor("loss", min_delta=-1),
-            "min_delta=-1 is not a number from 0 on, the least improvement that counts. Use min_delta=0.",
+            (
+                "min_delta=-1 must be a number, 0 or more: an improvement must be larger than min_delta. Use "
+                "min_delta=0."
+            ),
         ),
         (
             lambda: Monitor("loss", min_delta=NAN),
-            "min_delta=nan is not a number from 0 on, the least improvement that counts. Use min_delta=0.",
+            (
+                "min_delta=nan must be a number, 0 or more: an improvement must be larger than min_delta. Use "
+                "min_delta=0."
+            ),
         ),
         (
             lambda: Monitor("val_loss").value({"loss": 1.0, "accuracy": 0.5}),
-            "The monitored metric 'val_loss' is not measured; the metrics are 'loss', 'accuracy'. "
+            "The monitored metric 'val_loss' is not among the metrics of this run: 'loss', 'accuracy'. "
             "Call fit with validation_data=.",
         ),
         (
             lambda: Monitor("accuracy").value({"loss": 1.0}),
-            "The monitored metric 'accuracy' is not measured; the metrics are 'loss'. Use one of these.",
+            "The monitored metric 'accuracy' is not among the metrics of this run: 'loss'. Use one of these.",
         ),
     ],
 )

@@ -53,6 +53,6 @@ def test_a_total_is_one_number(total, words):
     with pytest.raises(ModelError) as caught:
         lockstep.objective(lambda model, batch: Sum(total, 2)).compute(None, None)
     assert str(caught.value) == (
-        f"The total of a lockstep.Sum is an array of one number. Got {words}. "
-        "Compute it from the model's outputs, and give its sum: losses.sum()."
+        f"The total of a lockstep.Sum must be an array of one number. Got {words}. Compute the total from "
+        "the model's outputs, for example as losses.sum()."
     )

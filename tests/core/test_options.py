@@ -16,8 +16,11 @@ def test_valid_options(precision, clip_norm):
     ("values", "message"),
     [
         ({"precision": "fp8"}, "precision='fp8' is not supported. Use None, 'bf16' or 'fp16'."),
-        ({"clip_norm": 0}, "clip_norm=0 is not a number above 0. Leave it out to disable clipping."),
-        ({"clip_norm": float("nan")}, "clip_norm=nan is not a number above 0. Leave it out to disable clipping."),
+        ({"clip_norm": 0}, "clip_norm=0 must be a number above 0. Leave clip_norm out to disable clipping."),
+        (
+            {"clip_norm": float("nan")},
+            "clip_norm=nan must be a number above 0. Leave clip_norm out to disable clipping.",
+        ),
     ],
 )
 def test_invalid_values_are_refused(values, message):

@@ -29,7 +29,7 @@ def test_sizes_differ_by_at_most_one_larger_first(num_examples, num_shards):
 @given(st.data(), shards)
 def test_an_even_plan_gives_every_replica_adjacent_shards(data, num_shards):
     num_replicas = data.draw(st.integers(1, num_shards))
-    plan = Plan.even(num_shards, num_replicas)
+    plan = Plan.even(num_shards, range(num_replicas))
     loads = [plan.shards_of([replica]) for replica in range(num_replicas)]
     assert plan.num_shards == num_shards
     assert [shard for load in loads for shard in load] == list(range(num_shards))
@@ -94,10 +94,14 @@ def test_default_threads(num_threads, num_shards, expected):
     ("make", "message"),
     [
         (
-            lambda: Plan.even(8, 9),
+            lambda: Plan.even(8, range(9)),
             "devices=9 needs at least 9 shards, got shards=8. Use shards=16, or devices=8.",
         ),
-        (lambda: Plan((0, 2), 2), "owners=(0, 2) names a replica that is not from 0 to 1."),
+        (
+            lambda: Plan((0, 2), (0, 1)),
+            "owners=(0, 2) has a number that is not among the replicas (0, 1). "
+            "Give each shard the number of one of them.",
+        ),
     ],
 )
 def test_invalid_values_are_refused(make, message):

@@ -1,10 +1,12 @@
 """Whether a saved state fits: what counts as a difference, and how the message lists the differences."""
 
+import re
+
 import numpy as np
 import pytest
 
-from lockstep.backends.base import Array
 from lockstep.core.state import ArraySpec, check_state, check_versions
+from lockstep.core.types import Array
 from lockstep.errors import ExactError, StateError
 
 STATE = {
@@ -91,19 +93,38 @@ def test_the_same_versions_give_the_same_bits():
     ("saved", "message"),
     [
         (H200 | {"device model": "NVIDIA A100"}, "saved with device model NVIDIA A100, and this run has device model "),
-        (H200 | {"CUDA": "12.4"}, "saved with CUDA 12.4, and this run has CUDA 12.8, which may give other bits. Use "),
-        (H200 | {"cuDNN": "90100"}, "saved with cuDNN 90100, and this run has cuDNN 91002, which may give other bits."),
-        (H200 | {"torch": "2.7.0"}, "saved with torch 2.7.0, and this run has torch 2.8.0, which may give other bits."),
-        (H200 | {"bits": 1}, "saved with Lockstep arithmetic 1, and this run has Lockstep arithmetic 2, which may"),
-        (CPU, "saved with device type cpu, and this run has device type cuda, which may give other bits. Use the same"),
-        (H200 | {"oneDNN": "on"}, "saved with oneDNN on, and this run has no oneDNN, which may give other bits."),
+        (
+            H200 | {"CUDA": "12.4"},
+            "saved with CUDA 12.4, and this run has CUDA 12.8, so its results may differ in some bits. Use ",
+        ),
+        (
+            H200 | {"cuDNN": "90100"},
+            "saved with cuDNN 90100, and this run has cuDNN 91002, so its results may differ in some bits.",
+        ),
+        (
+            H200 | {"torch": "2.7.0"},
+            "saved with torch 2.7.0, and this run has torch 2.8.0, so its results may differ in some bits.",
+        ),
+        (H200 | {"bits": 1}, "saved with Lockstep arithmetic 1, and this run has Lockstep arithmetic 2, so its"),
+        (
+            CPU,
+            (
+                "saved with device type cpu, and this run has device type cuda, so its results may differ in some "
+                "bits. Use the same"
+            ),
+        ),
+        (
+            H200 | {"oneDNN": "on"},
+            "saved with oneDNN on, and this run has no oneDNN, so its results may differ in some bits.",
+        ),
     ],
 )
 def test_other_versions_are_refused(saved, message):
     with pytest.raises(ExactError) as raised:
         check_versions(saved, H200)
     assert str(raised.value).startswith(f"The checkpoint was {message}")
-    assert str(raised.value).endswith("Use the same, or exact=False to go on without the promise.")
+    end = r"Use the same [\w ]+, or exact=False to continue without bit-identical results\.$"
+    assert re.search(end, str(raised.value))
 
 
 def test_an_older_checkpoint_that_does_not_say_is_refused_with_the_reason():
@@ -111,7 +132,7 @@ def test_an_older_checkpoint_that_does_not_say_is_refused_with_the_reason():
     with pytest.raises(ExactError) as raised:
         check_versions(older, H200)
     assert str(raised.value) == (
-        "The checkpoint does not say with which device model it was saved, because an older version of Lockstep wrote "
-        "it. This run has device model NVIDIA H200, which may give other bits. Use exact=False to go on without the "
-        "promise."
+        "The checkpoint does not say with which device model it was saved, because an older version of "
+        "Lockstep wrote it. This run has device model NVIDIA H200, so its results may differ in some bits. "
+        "Use exact=False to continue without bit-identical results."
     )

@@ -23,22 +23,25 @@ def test_what_targets_are(outputs, targets, options, found):
 
 
 @pytest.mark.parametrize(
-    ("outputs", "targets", "options"),
+    ("outputs", "targets", "options", "ways"),
     [
-        ((8, 3), (8, 1), {}),
-        ((8,), (8, 1), {}),
-        ((8, 5, 3), (8, 5), {"axis": 1}),
-        ((8, 3), (8,), {"binary": True}),
-        ((), (), {}),
-        ((8, 3), (8, 4), {}),
+        ((8, 3), (8, 1), {}, "targets of shape (8, 3), or labels of shape (8,) (axis 1 is the classes), or "),
+        ((8,), (8, 1), {}, "targets of shape (8,), or "),
+        (
+            (8, 5, 3),
+            (8, 5),
+            {"axis": 1},
+            "targets of shape (8, 5, 3), or labels of shape (8, 3) (axis 1 is the classes), or ",
+        ),
+        ((8, 3), (8,), {"binary": True}, "targets of shape (8, 3), or "),
+        ((), (), {}, ""),
+        ((8, 3), (8, 4), {}, "targets of shape (8, 3), or labels of shape (8,) (axis 1 is the classes), or "),
     ],
 )
-def test_shapes_that_do_not_match(outputs, targets, options):
+def test_shapes_that_do_not_match(outputs, targets, options, ways):
     with pytest.raises(ModelError) as caught:
         find_target_kind("top5", outputs, targets, **options)
-    axis = options.get("axis", max(len(outputs) - 1, 0))
     assert str(caught.value) == (
-        f"top5 compares outputs with a label for each row of classes (on axis {axis}), or with targets of the same "
-        f"shape. Got outputs of shape {outputs} and targets of {targets}. Reshape one of them, or give a metric of "
-        "your own: a function of (outputs, targets)."
+        f"top5 cannot compare outputs of shape {outputs} with targets of shape {targets}. Give {ways}your own metric, "
+        "a function of (outputs, targets)."
     )

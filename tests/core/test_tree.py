@@ -71,7 +71,7 @@ def plans(draw):
     num_shards = draw(st.integers(1, MAX_SHARDS))
     num_replicas = draw(st.integers(1, num_shards))
     owner = st.integers(0, num_replicas - 1)
-    return Plan(tuple(draw(st.lists(owner, min_size=num_shards, max_size=num_shards))), num_replicas)
+    return Plan(tuple(draw(st.lists(owner, min_size=num_shards, max_size=num_shards))), tuple(range(num_replicas)))
 
 
 @given(plans(), st.data())
@@ -95,7 +95,7 @@ def test_bytes_do_not_depend_on_plan_arrival_or_local_merges(plan, data):
 )
 def test_spans_that_do_not_align_are_added_to_the_same_bytes(num_replicas, spans):
     values = leaves(8)
-    held = [run(program, values) for program in tree.programs(Plan.even(8, num_replicas), 8)]
+    held = [run(program, values) for program in tree.programs(Plan.even(8, range(num_replicas)), 8)]
     assert [list(each) for each in held] == spans
     merged = {span: value for each in held for span, value in each.items()}
     assert tree.total(tree.root(8), merged, np.add).tobytes() == tree.fold(values, np.add).tobytes()
@@ -137,4 +137,4 @@ def test_the_total_of_no_partial_sums_is_none():
 def test_a_tree_without_shards_is_refused():
     with pytest.raises(PlanError) as caught:
         tree.root(0)
-    assert str(caught.value) == "num_shards=0 leaves no shard to add. Use num_shards=1 or more."
+    assert str(caught.value) == "num_shards must be 1 or more. Got num_shards=0. Use num_shards=1, for example."

@@ -331,8 +331,8 @@ def test_examples_that_cannot_be_cached_are_refused():
     with pytest.raises(BatchError) as caught:
         list(indexed(["a", "b"]).cache().batch(2))
     assert str(caught.value) == (
-        "A cache cannot store list of 2, because its rows have a fixed size. Convert it to arrays of numbers with "
-        ".map(...) before .cache."
+        "A cache cannot store list of 2, because its rows have a fixed size. Convert this value to arrays of numbers "
+        "with .map(...) before .cache."
     )
     sizes = indexed([np.zeros(2), np.zeros(2), np.zeros(3)]).cache().batch(2)
     with pytest.raises(

@@ -55,12 +55,12 @@ def test_a_class_is_an_integer_or_a_one_hot_row(targets):
 @pytest.mark.parametrize(
     ("weights", "batch", "message"),
     [
-        ([1.0, 2.0], (X, Y), "class_weight=.1.0, 2.0. is not a dict of classes and weights"),
-        ({}, (X, Y), "class_weight={} is not a dict of classes and weights"),
+        ([1.0, 2.0], (X, Y), "class_weight=.1.0, 2.0. must be a dict of class indices and weights"),
+        ({}, (X, Y), "class_weight={} must be a dict of class indices and weights"),
         (WEIGHTS, (X, {"a": Y, "b": Y}), "class_weight needs a model with one output, but the targets are {'a'"),
-        (WEIGHTS, (X, np.full((11, 3), 1 / 3)), "needs targets of one class each.*probabilities"),
-        (WEIGHTS, (X, Y + 0.5), "needs targets of one class each.*probabilities"),
-        (WEIGHTS, (X, np.stack([Y, Y], 1)), "needs targets of one class each.*several values per example"),
+        (WEIGHTS, (X, np.full((11, 3), 1 / 3)), "needs one class per example as the target.*probabilities"),
+        (WEIGHTS, (X, Y + 0.5), "needs one class per example as the target.*probabilities"),
+        (WEIGHTS, (X, np.stack([Y, Y], 1)), "needs one class per example as the target.*several values per example"),
         (WEIGHTS, (X, Y, np.arange(11)), "with a third entry of int64.*give ..inputs, index., targets."),
         (WEIGHTS, (X,), "class_weight needs batches .inputs, targets. or .inputs, targets, weights., not .ndarray"),
     ],

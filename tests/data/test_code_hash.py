@@ -260,7 +260,9 @@ def test_a_key_replaces_the_comparison_of_code(tmp_path):
 
 @pytest.mark.parametrize(("path", "key"), [(None, "1"), ("kept", 1)])
 def test_keys_without_a_path_or_of_another_type_are_refused(path, key):
-    with pytest.raises(BatchError, match=re.escape(f".cache({path!r}, key={key!r}) needs a path and a string as key")):
+    with pytest.raises(
+        BatchError, match=re.escape(f"Got .cache({path!r}, key={key!r}). Use .cache(), .cache(path), or")
+    ):
         arrays(np.arange(3)).cache(path, key)
 
 

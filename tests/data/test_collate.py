@@ -59,7 +59,7 @@ def test_stacking_keeps_types():
         (
             [np.zeros((2, 3)), np.zeros((2, 4))],
             "Examples of different structure or shape cannot be stacked: ndarray(2, 3) and ndarray(2, 4). "
-            "Cut or pad them to one size with .map(...).",
+            "Make the examples equal with .map(...), for example by cutting or padding arrays to one size.",
         ),
         (
             [(1, 2), (1, 2, 3)],
@@ -72,11 +72,11 @@ def test_stacking_keeps_types():
         ([(1, 2), 3], "Examples of different structure or shape cannot be stacked: (int, int) and int."),
         (
             [None, None],
-            "An example contains NoneType, which cannot be stacked. Use arrays, numbers, strings, and tuples and dicts "
-            "of these; convert it with .map(...).",
+            "An example contains NoneType, which cannot be stacked. Convert the value with .map(...) to "
+            "arrays, numbers, strings, or tuples and dicts of these.",
         ),
-        ([np.array([None])], "An example contains ndarray(1,) with objects as elements, which cannot be stacked."),
-        ([torch.zeros(1, dtype=torch.bfloat16)], "numpy, which stacks the examples, has no type for Tensor(1,)"),
+        ([np.array([None])], "An example contains ndarray(1,) whose elements are Python objects, which cannot be"),
+        ([torch.zeros(1, dtype=torch.bfloat16)], "Tensor(1,) cannot be converted to numpy, which stacks the examples:"),
     ],
 )
 def test_examples_that_cannot_be_stacked_are_refused(examples, message):

@@ -62,4 +62,4 @@ def test_each_process_reads_its_own_shards(world, tmp_path):
 def test_a_different_pipeline_in_one_process_stops_the_run(world):
     for *_, (kind, *words) in world:
         assert kind == "ExactError"
-        assert "process 1 came with other data" in " ".join(words)
+        assert "process 1 has other data" in " ".join(words)

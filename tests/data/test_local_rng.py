@@ -44,7 +44,7 @@ def test_held_generators_follow_from_the_seed(make, workers):
     RNG.normal()
     assert inputs(epoch(pipeline, 1, num_shards=3)) == expected
     assert inputs(epoch(pipeline, 2)) != expected
-    assert fitted(pipeline, 1) == fitted(pipeline, 2) == fitted(pipeline, 3)
+    assert fitted(pipeline, 1) == fitted(pipeline, 3)
 
 
 @pytest.mark.parametrize("draw", [lambda: RNG.normal(), lambda: np.random.default_rng().normal()])
@@ -54,7 +54,7 @@ def test_drawing_without_random_true_is_refused(draw):
         arrays(FLAT).batch(8).map(lambda x: x + draw()),
     ):
         with pytest.raises(
-            ExactError, match=r"one that it holds, or a new one without a seed, .* Write \.map\(f, random=True\)"
+            ExactError, match=r"refers to, or a new generator without a seed, .* Write \.map\(f, random=True\)"
         ):
             list(pipeline)
 

@@ -46,16 +46,17 @@ def test_a_draw_without_random_true_is_refused(draw, after):
     with pytest.raises(ExactError) as caught:
         list(pipeline)
     assert str(caught.value) == (
-        "A function given to .map drew random numbers for one of the examples 0, 1, 2, 3 … 4 (5 in all), from a global "
-        "generator, one that it holds, or a new one without a seed, so its result depends on what was read before. "
-        "Write .map(f, random=True) before .batch: then all of these are seeded for each example."
+        "A function given to .map drew random numbers while it computed examples 0, 1, 2, 3 … 4 (5 in all), from a "
+        "process-wide random number generator, a generator that the function refers to, or a new generator without a "
+        "seed, so its result depends on which examples were read before. Write .map(f, random=True) before .batch, "
+        "with which all these generators are seeded for each example."
     )
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_a_draw_over_several_examples_of_a_data_set(draw):
     """The data set itself may draw; what comes after .batch may not."""
-    with pytest.raises(ExactError, match="drew random numbers for"):
+    with pytest.raises(ExactError, match="drew random numbers while it computed examples"):
         list(indexed(TEN).batch(5).map(draw))
     assert len(list(indexed(TEN).map(draw, random=True).batch(5).map(lambda x: x + 1))) == 2
 
@@ -73,7 +74,7 @@ def test_torch_is_seeded_if_a_function_imports_it(base, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch")
     assert flat(base().map(late, random=True).batch(4)) == expected
     monkeypatch.delitem(sys.modules, "torch")
-    with pytest.raises(ExactError, match="drew random numbers for"):
+    with pytest.raises(ExactError, match="drew random numbers while it computed example"):
         list(base().map(late).batch(4))
 
 
@@ -130,8 +131,8 @@ def test_an_example_that_fails(pipeline, workers):
     with pytest.raises(ExampleError) as caught:
         next(read)
     assert str(caught.value) == (
-        "The data set or a function given to .map failed on example 7: KeyError: 'no such thing'. Fix it, or leave "
-        "such examples out."
+        "The data set or a function given to .map failed on example 7: KeyError: 'no such thing'. Fix the "
+        "code, or leave such examples out."
     )
     assert type(caught.value.__cause__) is KeyError
     if workers:

@@ -123,79 +123,95 @@ def refused(build, message):
     [
         (
             lambda: stream([1]).shuffle(),
-            "A stream has no index to shuffle by. Use lockstep.data.indexed, or shuffle the iterable.",
+            (
+                "A stream has no index, so .shuffle is not supported. Use lockstep.data.indexed, or shuffle the "
+                "iterable yourself."
+            ),
         ),
         (
             lambda: arrays(TEN).batch(2).shuffle(),
-            ".shuffle after .batch is not supported. Write it before .batch.",
+            ".shuffle after .batch is not supported. Put .shuffle before .batch.",
         ),
         (
             lambda: arrays(TEN).repeat().shuffle(),
-            ".shuffle after .repeat is not supported. Write it before .repeat.",
+            ".shuffle after .repeat is not supported. Put .shuffle before .repeat.",
         ),
         (
             lambda: arrays(TEN).batch(2).map(abs, random=True),
-            ".map(f, random=True) after .batch is not supported: random numbers are seeded for each example. "
-            "Write it before .batch.",
+            ".map(f, random=True) after .batch is not supported, because random numbers are seeded for each "
+            "example. Put this .map before .batch.",
         ),
         (
             lambda: arrays(TEN).batch(2).batch(3),
-            ".batch(3) after .batch is not supported. Leave one of them out.",
+            ".batch(3) after .batch is not supported. Leave one of the two out.",
         ),
         (
             lambda: arrays(TEN).repeat().repeat(),
-            ".repeat twice is not supported: one repeats without end. Leave one of them out.",
+            (
+                ".repeat twice is not supported, because one .repeat already repeats without end. Leave one of "
+                "the two out."
+            ),
         ),
         (
             lambda: stream([1]).cache(),
             "A stream has no length, so it cannot be cached. Use lockstep.data.indexed.",
         ),
-        (lambda: arrays(TEN).batch(0), "batch=0 is not an integer from 1 on. Use for example batch=1."),
-        (lambda: arrays(TEN).take(2.5), "take=2.5 is not an integer from 1 on. Use for example take=1."),
+        (lambda: arrays(TEN).batch(0), "batch=0 must be an integer, 1 or more. Use for example batch=1."),
+        (lambda: arrays(TEN).take(2.5), "take=2.5 must be an integer, 1 or more. Use for example take=1."),
         (
             lambda: arrays(TEN).prefetch(0),
-            "prefetch=0 is not an integer from 1 to 1000. Use for example prefetch=1.",
+            "prefetch=0 must be an integer from 1 to 1000. Use for example prefetch=1.",
         ),
-        (lambda: arrays(TEN).shuffle("a"), "seed='a' is not an integer. Use for example seed=1."),
+        (lambda: arrays(TEN).shuffle("a"), "seed='a' must be an integer. Use for example seed=1."),
         (
             lambda: indexed(TEN, workers=-1),
-            "workers=-1 is not an integer from 0 on. Use for example workers=1.",
+            "workers=-1 must be an integer, 0 or more. Use for example workers=1.",
         ),
         (lambda: arrays(), "lockstep.data.arrays() needs at least one array. Write lockstep.data.arrays(x, y)."),
         (
             lambda: indexed(iter([1])),
-            "lockstep.data.indexed needs __len__ and __getitem__, and list_iterator lacks them. "
-            "Define them, or use lockstep.data.stream for examples without an index.",
+            "lockstep.data.indexed needs an object with __len__ and __getitem__, but list_iterator does not have both "
+            "methods. Define both, or use lockstep.data.stream for examples without an index.",
         ),
         (
             lambda: list(arrays(TEN).batch(11, drop_last=True)),
-            "The epoch has no batch: 10 examples are fewer than batch(11, drop_last=True) needs. "
-            "Use smaller batches, or drop_last=False.",
+            "The epoch has no batch, because .batch(11, drop_last=True) drops all of its 10 examples. Use a smaller "
+            "batch size, or drop_last=False.",
         ),
         (
             lambda: list(indexed([]).batch(2)),
-            "The data set is an empty list. Use one with examples.",
+            "The data set is an empty list. Use a data set with examples.",
         ),
         (
             lambda: list(indexed(Pairs(), workers=0).batch(2).prefetch(1)),
-            "workers=0 and .prefetch exclude each other if Python code computes the examples: the code would run in a "
-            "thread beside training, and both would draw from the same global random number generators. Use workers=1 "
-            "or more, or leave .prefetch out.",
+            "workers=0 cannot be used with .prefetch in this pipeline, because Python code computes its examples: the "
+            "code would run in a thread beside training, and both would draw from the same process-wide random number "
+            "generators. Use workers=1 or more, or leave .prefetch out.",
+        ),
+        (
+            lambda: list(stream([]).repeat().batch(2).take(3)),
+            "The stream before .repeat gives no examples, or fewer than one full batch of .batch(..., drop_last=True). "
+            "Use a non-empty iterable, not a generator that was read before; or drop_last=False.",
+        ),
+        (
+            lambda: list(stream([1]).batch(2, drop_last=True).repeat().take(3)),
+            "The stream before .repeat gives no examples, or fewer than one full batch of .batch(..., drop_last=True). "
+            "Use a non-empty iterable, not a generator that was read before; or drop_last=False.",
         ),
         (
             lambda: list(stream(iter([1, 2])).repeat().batch(2).take(3)),
-            "The repeated stream had no examples in round 2, so it is a generator, which can be read once. Use a list, "
-            "or an object whose __iter__ starts again.",
+            "The stream before .repeat gives no examples in repetition 2; a generator, for example, can be read only "
+            "once. Use a list, or an object whose __iter__ starts from the first example.",
         ),
         (
             lambda: list(arrays(TEN, np.array([None] * 10)).batch(2)),
-            "ndarray is an array of object of shape (10,). Examples need an axis 0 and elements of fixed size. Use "
-            "numbers, booleans or fixed-size strings, or lockstep.data.indexed.",
+            "lockstep.data.arrays needs arrays with an axis 0 and with elements of fixed size. Got ndarray, an array "
+            "of object of shape (10,). Use numbers, booleans or fixed-size strings, or lockstep.data.indexed.",
         ),
         (
             lambda: list(arrays(TEN).batch(4).map(lambda x: x[:2])),
-            "A function given to .map after .batch returned ndarray(2,) for 4 examples. Return as many as it gets, or "
-            "use .map before .batch.",
+            "A function given to .map after .batch returned ndarray(2,) for 4 examples. Return as many "
+            "examples as the function was given, or use .map before .batch.",
         ),
     ],
 )

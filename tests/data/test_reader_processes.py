@@ -86,7 +86,7 @@ def test_a_reader_that_is_killed():
     rows = [Rows(None, 0, number, 8) for number in range(3)]
     try:
         expected = [reader.read([each])[0] for each in rows]
-        (pid,) = reader._pool._workers.pids
+        (pid,) = reader._pool.pids
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match="was killed by SIGKILL"):
             reader.read([rows[1]])
@@ -106,6 +106,6 @@ def test_a_data_set_that_cannot_be_pickled_is_refused():
     with pytest.raises(BatchError) as caught:
         list(indexed(Locked(), workers=1).batch(9))
     assert str(caught.value).startswith(
-        "The data set or a function given to .map cannot be pickled, so it cannot be sent to the processes that read: "
-        "cannot pickle '_thread.lock' object."
+        "The data set or a function given to .map cannot be pickled, so it cannot be sent to other processes, which "
+        "read the examples: cannot pickle '_thread.lock' object."
     )

@@ -84,14 +84,14 @@ def test_the_source_for_each_kind_of_data(data, kind):
         (
             3,
             2,
-            "int is not usable as data. Use (inputs, targets), a pytree of arrays, a data set, a loader or an iterable "
-            "of batches, e.g. fit((x, y), ...).",
+            "Data must be (inputs, targets), a pytree of arrays, a data set, a loader or an iterable of "
+            "batches. Got int. Use for example fit((x, y), ...).",
         ),
         (
             "text",
             2,
-            "str is not usable as data. Use (inputs, targets), a pytree of arrays, a data set, a loader or an iterable "
-            "of batches, e.g. fit((x, y), ...).",
+            "Data must be (inputs, targets), a pytree of arrays, a data set, a loader or an iterable of "
+            "batches. Got str. Use for example fit((x, y), ...).",
         ),
         (
             (np.zeros(3), np.zeros(2)),
@@ -266,7 +266,7 @@ def test_a_loaders_state_that_cannot_be_stored_is_refused():
     with pytest.raises(StateError) as caught:
         source.open_source(loader, 2, True, 0).state()
     assert str(caught.value) == (
-        "state_dict()['who'] is a object, which a checkpoint cannot store. Make it a number, a string, a numpy "
+        "state_dict()['who'] is a object, which a checkpoint cannot store. Use a number, a string, a numpy "
         "array, or a list, tuple or dict of these; or train without a checkpoint."
     )
 
@@ -335,7 +335,9 @@ class Stuck(Sticky):
 def test_a_loader_that_reuses_a_loaded_state_is_refused():
     again = source.open_source(Stuck(), 2, True, 0)
     values(again.epoch(0, 2, {"place": 2}), 9)
-    with pytest.raises(ExactError, match=r"Let its __iter__ use a loaded state only once, or use a DataLoader\."):
+    with pytest.raises(
+        ExactError, match=r"Change the loader's __iter__ so that a state from load_state_dict\(\) is used only once"
+    ):
         values(again.epoch(1), 9)
 
 
@@ -456,7 +458,9 @@ def test_arrays_of_backends_are_not_converted():
 
 
 class Table:
-    """A data set as Hugging Face has them: it can be iterated, and asked for several."""
+    """A data set as Hugging Face has them: it can be iterated, asked for several, and has a shape."""
+
+    shape = (6, 2)
 
     def __len__(self):
         return 6

@@ -14,7 +14,7 @@ from lockstep.callbacks import Callback
 from lockstep.callbacks.base import NO_LOGS
 from lockstep.core.plan import bounds
 from lockstep.data import arrays, indexed, stream
-from lockstep.data.inputs import Arrays
+from lockstep.data.pipeline_inputs import Arrays
 from lockstep.data.reader_processes import pack_pipeline
 from lockstep.errors import BatchError, ExampleError
 from lockstep.launch.shm import Region
@@ -139,7 +139,7 @@ def test_a_data_set_that_cannot_be_pickled_is_refused():
     lock = threading.Lock()
     pipeline = arrays(FLAT, LABELS).map(lambda x, y: (x, y) if lock else None).batch(10)
     with trainer(2) as each:
-        with pytest.raises(BatchError, match="cannot be pickled, so it cannot be sent to the processes that read"):
+        with pytest.raises(BatchError, match="cannot be pickled, so it cannot be sent to other processes, which read"):
             each.fit(pipeline, verbose=0)
         each.fit((FLAT, LABELS), verbose=0)  # the workers still run
 

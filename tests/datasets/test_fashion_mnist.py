@@ -65,7 +65,7 @@ def test_a_download_is_cached_without_leftovers(places):
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == FILES
 
 
-@pytest.mark.parametrize(("size", "what"), [(100, "more than 100 bytes"), (2000, "unpacks to more than 2000 bytes")])
+@pytest.mark.parametrize(("size", "what"), [(100, "more than 100 bytes"), (2000, "has more than 2000 bytes")])
 def test_a_mirror_cannot_fill_the_memory(places, monkeypatch, size, what):
     *_, mirror = places
     put(mirror, train_images=gzip.compress(bytes(10**6)))
@@ -102,7 +102,7 @@ def test_a_broken_copy_in_the_cache_is_replaced(places, bad):
 def test_a_download_with_another_checksum_is_not_kept(places):
     _, cache, mirror = places
     put(mirror, train_images=pack(ARRAYS["train-images-idx3-ubyte"] + 1))
-    with pytest.raises(DatasetError, match=r"The content's sha256 must be [0-9a-f]{64}\. Got [0-9a-f]{64}\."):
+    with pytest.raises(DatasetError, match=r"The sha256 of '.*' must be [0-9a-f]{64}\. Got [0-9a-f]{64}\."):
         fashion_mnist()
     assert list(cache.iterdir()) == []
 
@@ -113,14 +113,14 @@ def test_an_error_lists_the_places_tried_and_what_to_install(places):
         fashion_mnist()
     rule, *tried, advice = str(caught.value).splitlines()
     assert rule == (
-        "Fashion-MNIST's 'train-images-idx3-ubyte' was found neither in Debian's package, nor in the cache, "
-        "nor at a mirror:"
+        "The file 'train-images-idx3-ubyte' of Fashion-MNIST was found neither in Debian's package, nor in the "
+        "cache, nor at a mirror:"
     )
     for line, place in zip(tried, (debian, cache, mirror.as_uri()), strict=True):
         assert line.startswith(f"  {place}/train-images-idx3-ubyte.gz: ")
         assert "No such file or directory" in line
     assert advice == (
-        "Install it with `apt-get install dataset-fashion-mnist`, or put the four .gz files of "
+        "Install Debian's package with `apt-get install dataset-fashion-mnist`, or put the four .gz files of "
         f"https://github.com/zalandoresearch/fashion-mnist into {cache}."
     )
 
@@ -128,12 +128,25 @@ def test_an_error_lists_the_places_tried_and_what_to_install(places):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "An idx file of 1 axes must begin with 00000801. Got ''."),
-        (bytes([0, 0, 8, 3]), "An idx file of 1 axes must begin with 00000801. Got '00000803'."),
-        (bytes([0, 0, 13, 1]), "An idx file of 1 axes must begin with 00000801. Got '00000d01'."),  # 32-bit floats
-        (bytes([0, 0, 8, 1, 0, 0]), "The header of an idx file of 1 axes has 8 bytes. Got 6 bytes in all."),
-        (bytes([0, 0, 8, 1, 0, 0, 0, 3, 1, 2]), "An idx file of shape (3,) has 3 bytes after its header. Got 2."),
-        (bytes([0, 0, 8, 1, 0, 0, 0, 1, 1, 2]), "An idx file of shape (1,) has 1 bytes after its header. Got 2."),
+        (b"", "The file is not an idx file with 1 axes: it begins with '' instead of '00000801'."),
+        (
+            bytes([0, 0, 8, 3]),
+            "The file is not an idx file with 1 axes: it begins with '00000803' instead of '00000801'.",
+        ),
+        # 32-bit floats
+        (
+            bytes([0, 0, 13, 1]),
+            "The file is not an idx file with 1 axes: it begins with '00000d01' instead of '00000801'.",
+        ),
+        (bytes([0, 0, 8, 1, 0, 0]), "The idx file is incomplete: it has 6 bytes, and the header alone has 8 bytes."),
+        (
+            bytes([0, 0, 8, 1, 0, 0, 0, 3, 1, 2]),
+            "The idx file has 2 bytes after its header, and its shape (3,) needs 3 bytes.",
+        ),
+        (
+            bytes([0, 0, 8, 1, 0, 0, 0, 1, 1, 2]),
+            "The idx file has 2 bytes after its header, and its shape (1,) needs 1 bytes.",
+        ),
     ],
 )
 def test_an_idx_file_is_exactly_what_its_header_says(content, message):

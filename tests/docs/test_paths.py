@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 PAGES.remove(ROOT / "CHANGELOG.md")  # tells of files that are gone
-FOLDERS = ("src", "tests", "docs", "examples", "benchmarks")
+FOLDERS = (".ci", "src", "tests", "docs", "examples", "benchmarks")
 FILES = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
 USERS_OWN = {"train.py", "check.py", "t.py"}  # in commands that a reader is to type
 
@@ -19,6 +19,7 @@ def named_files(text):
 
 
 def links(text):
+    text = re.sub(r"^```.*?^```$|`[^`\n]+`", "", text, flags=re.M | re.S)  # nets["critic"](x) is no link
     return [target for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]*)?\)", text) if "://" not in target]
 
 
@@ -37,7 +38,8 @@ def test_a_file_that_is_gone_is_seen():
     assert not _is_there("core/no_such_file.py")
     assert _is_there("core/tree.py")
     assert named_files("see `core/tree.py`") == ["core/tree.py"]
-    assert links("[a](docs/a.md#part) [b](https://example.org)") == ["docs/a.md"]
+    assert links("[a](docs/a.md#part) [b](https://example.org) [`c`](c.md)") == ["docs/a.md", "c.md"]
+    assert links('`f["a"](x)`\n```python\ng["a"](y)\n```\n[b](b.md)') == ["b.md"]
 
 
 def test_the_mxnet_extra_takes_a_numpy_that_mxnet_can_be_imported_with():

@@ -43,26 +43,30 @@ exec(compile(before + name + narrow + following + after, sys.argv[0], "exec"), {
 """
 
 
-def printed(name, folder, num_train, num_test):
-    """What a script prints, one epoch on one CPU and on two."""
-    script = [str(CHAPTERS / f"{name}.py"), "1", "cpu:0", "cpu:1", str(num_test), str(num_train)]
+def printed(name, folder, num_train, num_test, counts=(1, 2)):
+    """What a script prints, one epoch on one CPU, on two, and so on."""
+    devices = [f"cpu:{index}" for index in range(counts[-1])]
+    script = [str(CHAPTERS / f"{name}.py"), "1", *devices, str(num_test), str(num_train)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", STAND_IN, *script]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert sorted(path.name for path in folder.glob("*.png")) == [f"{name}_1.png", f"{name}_2.png"]
+    assert sorted(path.name for path in folder.glob("*.png")) == [f"{name}_{count}.png" for count in counts]
     closing = re.findall(r"^val acc: \d\.\d\d, \S+ sec/epoch on (.+)$", result.stdout, re.M)
-    assert closing == ["1 device: cpu:0", "2 devices: cpu:0, cpu:1"]
+    assert closing == [
+        "1 device: cpu:0",
+        "2 devices: cpu:0, cpu:1",
+        *(f"{count} devices: cpu:0 … cpu:{count - 1}" for count in counts[2:]),
+    ]
     return result.stdout
 
 
 @pytest.mark.parametrize("framework", CHOSEN)
-def test_from_scratch(framework, tmp_path):
-    output = printed(f"from_scratch_{framework}", tmp_path, num_train=300, num_test=50)  # a whole batch and a short one
-    one, *two = re.findall(r"[0-9a-f]{64}", output)
-    assert len(two) == 2
-    assert two[0] == two[1]
-    assert one != two[0]  # another number of devices is another order of additions
+def test_from_scratch_has_the_same_bits_on_1_2_4_and_8_devices(framework, tmp_path):
+    output = printed(f"from_scratch_{framework}", tmp_path, num_train=264, num_test=50, counts=(1, 2, 4, 8))
+    digests = re.findall(r"[0-9a-f]{64}", output)  # after a batch of 256 and one of 8 examples
+    assert len(digests) == 1 + 2 + 4 + 8
+    assert len(set(digests)) == 1
 
 
 @pytest.mark.parametrize("framework", CHOSEN)

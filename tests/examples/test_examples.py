@@ -68,8 +68,8 @@ def test_the_readme_shows_the_example_as_it_is():
     assert (ROOT / "examples" / "train.py").read_text(encoding="utf-8") in readme
 
 
-def test_the_readme_shows_the_guides_training_as_it_is():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_of_checkpoints_shows_the_guides_training_as_it_is():
+    page = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
     guide = (ROOT / "examples" / "keras_guide.py").read_text(encoding="utf-8")
     training = guide[guide.index("def run_training") : guide.index("print(trainer.evaluate")]
-    assert training in readme
+    assert training in page

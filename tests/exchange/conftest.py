@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
-from lockstep.exchange.barrier import Barrier
 from lockstep.exchange.shared_memory import SharedMemoryExchange
 from lockstep.launch.shm import Region
 from lockstep.training.step import Member
+from processes.fake_workers import FakeWorld
 
 
 @pytest.fixture
@@ -27,32 +27,29 @@ def region(resources):
 
 
 @pytest.fixture
-def barriers(resources):
-    """A function that creates a barrier of `count` members and returns their ends."""
+def open_world(resources):
+    """A function that creates a controller with workers that are threads."""
 
-    def make(count, watched=()):
-        control = Region.create("control")
-        resources.callback(control.close)
-        events = [os.eventfd(0) for _ in range(count)]
-        for event in events:
-            resources.callback(os.close, event)
-        return [Barrier(index, control, events, watched if index == 0 else ()) for index in range(count)]
+    def make(count, **options):
+        world = FakeWorld(count, **options)
+        resources.callback(world.close)
+        return world
 
     return make
 
 
 @pytest.fixture
-def members(resources, region, barriers):
-    """A function that creates members over the given backends that share one region."""
+def members(resources, region):
+    """A function that creates members of a world over the given backends; they share one region."""
 
-    def make(backends):
+    def make(world, backends):
         result = []
-        for index, (backend, barrier) in enumerate(zip(backends, barriers(len(backends)), strict=True)):
+        for seat, (backend, end) in enumerate(zip(backends, world.ends, strict=True)):
             own = Region(os.dup(region.descriptor))
             resources.callback(own.close)
-            open_exchange = partial(SharedMemoryExchange, backend, own, barrier, index=index)
+            open_exchange = partial(SharedMemoryExchange, backend, own, end, seat=seat)
             # Each has a turn of its own, because they wait for each other.
-            result.append(Member(backend, open_exchange, [index], turn=nullcontext()))
+            result.append(Member(backend, open_exchange, [seat], turn=nullcontext()))
         return result
 
     return make

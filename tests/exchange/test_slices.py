@@ -7,7 +7,6 @@ from lockstep.backends import numpy as backends
 from lockstep.backends.base import Recipe
 from lockstep.core import tree
 from lockstep.core.layout import Layout
-from lockstep.core.metrics import WEIGHT
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
 from lockstep.exchange import slices
@@ -18,7 +17,7 @@ BACKEND = backends.open(
 )
 LAYOUT = Layout.build(
     [("w", "float32", (700,)), ("b", "float64", (130,))],
-    [("mean", "float32", (5,)), ("sums", "float64", (3,))],
+    [("mean", "float32", (5,)), ("count", "float64", (3,))],
 )
 
 
@@ -52,21 +51,19 @@ def test_slices_have_the_bytes_of_the_tree(monkeypatch, block, num_shards, num_r
     monkeypatch.setattr(slices, "BLOCK", block)
     leaves = {shard: node(shard) for shard in range(min(num_shards, num_examples))}
     expected = tree.fold([leaves.get(shard) for shard in range(num_shards)], add)
-    held = held_by(Plan.even(num_shards, num_replicas), num_examples, leaves)
+    held = held_by(Plan.even(num_shards, range(num_replicas)), num_examples, leaves)
     out = {dtype: np.full(length, np.nan, dtype) for dtype, length in LAYOUT.lengths.items()}
     before = {covered: {dtype: vector.tobytes() for dtype, vector in each.items()} for covered, each in held.items()}
 
     for ranges in LAYOUT.slices(num_replicas):
-        slices.add_slice(BACKEND, held, ranges, out, num_shards)
+        slices.Slice(BACKEND, LAYOUT, tree.root(num_shards), held, ranges, out).add(1.0)
     assert {dtype: out[dtype].tobytes() for dtype in out} == {d: expected[d].tobytes() for d in expected}
 
-    place = LAYOUT.fields[-1]
-    by = expected[place.dtype][place.offset + WEIGHT]
+    by = 7.0
     for ranges in LAYOUT.slices(num_replicas):
         own = slices.Slice(BACKEND, LAYOUT, tree.root(num_shards), held, ranges, out)
         for _ in range(2):  # the views are made once and serve every step
-            sums = own.add()
-            assert sums.tobytes() == expected[place.dtype][place.offset : place.offset + place.size].tobytes()
+            own.add(by)
     for dtype, end in LAYOUT.divided.items():
         assert out[dtype][:end].tobytes() == (expected[dtype][:end] / np.asarray(by, dtype)).tobytes()
         assert out[dtype][end:].tobytes() == expected[dtype][end:].tobytes()
@@ -77,5 +74,5 @@ def test_slices_have_the_bytes_of_the_tree(monkeypatch, block, num_shards, num_r
 def test_a_single_partial_sum_keeps_its_negative_zeros():
     leaf = {dtype: np.full(length, -0.0, dtype) for dtype, length in LAYOUT.lengths.items()}
     out = {dtype: np.zeros(length, dtype) for dtype, length in LAYOUT.lengths.items()}
-    slices.add_slice(BACKEND, {tree.Span(0, 1): leaf}, LAYOUT.slices(1)[0], out, 8)
+    slices.Slice(BACKEND, LAYOUT, tree.root(8), {tree.Span(0, 1): leaf}, LAYOUT.slices(1)[0], out).add(1.0)
     assert out["float32"].tobytes() == leaf["float32"].tobytes()

@@ -100,6 +100,6 @@ def test_labels_out_of_range_leave_the_gpu_usable():
     x, y = torch.randn(8, 1, 28, 28), torch.zeros(8, dtype=torch.long)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=["cuda:0"], shards=2) as trainer:
-        with pytest.raises(lockstep.LockstepError, match="Labels run from 0 to 9"):
+        with pytest.raises(lockstep.LockstepError, match="Labels must be from 0 to 9"):
             trainer.step((x, y + 10))
         trainer.step((x, torch.where(torch.arange(8) < 4, -100, y)))  # ignored targets are no labels

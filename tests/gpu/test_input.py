@@ -56,8 +56,8 @@ def test_a_pipeline_is_read_like_its_arrays():
 def test_a_staged_piece_lies_on_the_gpu_in_buffers_of_its_own():
     piece = (X[3:10, ::2], {"y": Y[:7], "names": ["a"] * 7}, 0.5)
     staged = inputs.stage(piece, DEVICE)
-    assert isinstance(staged[0], inputs.Staged)
-    put = inputs.put(staged, DEVICE)
+    assert isinstance(staged[0], inputs.StagedTensor)
+    put = inputs.copy_to_device(staged, DEVICE)
     assert put[0].is_contiguous()
     assert put[0].data_ptr() % 512 == 0
     assert put[0].device == DEVICE
@@ -66,7 +66,7 @@ def test_a_staged_piece_lies_on_the_gpu_in_buffers_of_its_own():
     assert put[1]["y"].dtype == torch.int64
     assert put[1]["names"] == ["a"] * 7
     assert put[2] == 0.5
-    assert inputs.put(staged, DEVICE)[0].data_ptr() == put[0].data_ptr()  # not copied again
+    assert inputs.copy_to_device(staged, DEVICE)[0].data_ptr() == put[0].data_ptr()  # not copied again
 
 
 def test_a_cpu_takes_the_piece_as_it_is():

@@ -12,7 +12,7 @@ import pytest
 
 import lockstep
 
-KILLS = 30
+KILLS = 20
 SCRIPT = """
 import sys
 import numpy as np
@@ -100,7 +100,7 @@ def test_sigterm_saves_and_leaves_with_0(tmp_path):
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate()
     assert process.returncode == 0
-    (step,) = re.findall(r"stopped by SIGTERM after step (\d+), saved in (?:.*)told; the same command goes on", err)
+    (step,) = re.findall(r"stopped by SIGTERM after step (\d+), saved in (?:.*)told; the same command continues", err)
     assert newest(folder) == int(step)
     assert "digest" not in out
     assert finished(folder, 3) == finished(tmp_path / "whole", 1)

@@ -272,6 +272,7 @@ bad[0][-1] = 7777  # in the last worker's shard
 
 
 def test_a_workers_exception_ends_the_script(tmp_path):
+    """The shard is tried in a second worker, which raises too: the error is the first one's."""
     with running(HEAD + RAISES + "trainer.step(bad, verbose=0)", tmp_path) as script:
         returncode, stdout, stderr = script.end()
     assert returncode == 1
@@ -283,6 +284,7 @@ def test_a_workers_exception_ends_the_script(tmp_path):
 
 def test_a_workers_exception_is_caught_and_training_goes_on(tmp_path):
     ending = """
+pids = trainer.session.processes.pids
 try:
     trainer.step(bad, verbose=0)
 except Picky as error:
@@ -292,6 +294,7 @@ known = digests(3)
 assert found == known[1], "the failed step changed something"
 trainer.step(data[1], verbose=0)
 trainer.step(data[2], verbose=0)
+assert trainer.session.processes.pids == pids, "a worker was lost"
 print("equal" if trainer.digest() == known[3] else "different")
 """
     with running(HEAD + RAISES + ending, tmp_path) as script:
@@ -299,6 +302,43 @@ print("equal" if trainer.digest() == known[3] else "different")
     assert returncode == 0, stderr
     own = [line for line in stdout.splitlines() if not line.startswith("[")]
     assert own == ["caught too large for a worker", "equal"]
+
+
+def test_a_worker_that_alone_raises_is_replaced(tmp_path):
+    """The shard is tried in the script's own process, where it raises nothing, so the worker is at fault."""
+    ending = """
+alone = wrap(Net(), 1)
+for batch in (data[0], bad):
+    alone.step(batch, verbose=0)
+with wrap(Bad(), 2) as trainer:
+    for batch in (data[0], bad):
+        trainer.step(batch, verbose=0)
+    assert trainer.session.run.step == 2
+    print("equal" if trainer.digest() == alone.digest() else "different")
+"""
+    with running(HEAD + RAISES + ending, tmp_path) as script:
+        returncode, stdout, stderr = script.end()
+    assert returncode == 0, stderr
+    assert "equal" in stdout.splitlines()
+    line = r"cpu:1 \(pid \d+\) is replaced: it raised Picky in step 1, and the same shards raised nothing in another "
+    assert re.search(line + "process: too large for a worker", stderr)
+
+
+def test_an_exception_in_every_process_is_the_scripts_own(tmp_path):
+    """The shard is tried in the script's own process, which raises too: its own lines are in the traceback."""
+    ending = """
+Net.here = Bad.elsewhere
+trainer = wrap(Bad(), 2)
+trainer.step(bad, verbose=0)
+"""
+    with running(HEAD + RAISES + ending, tmp_path) as script:
+        returncode, stdout, stderr = script.end()
+    assert returncode == 1
+    assert any(line.startswith("[cpu:1] a shard of") for line in stdout.splitlines())
+    assert "Picky: too large for a worker" in stderr
+    assert "The traceback in worker" not in stderr
+    assert "in elsewhere" in stderr
+    assert "is replaced" not in stderr
 
 
 def test_a_batch_of_a_class_that_the_script_defines(tmp_path):
@@ -320,7 +360,7 @@ assert trainer.digest() == digests(2)[2]
     assert returncode == 0, stderr
 
 
-def test_a_killed_worker_is_told_at_once(tmp_path):
+def test_a_killed_worker_costs_nothing(tmp_path):
     ending = """
 class Slow(Net):
     def here(self, x):
@@ -331,26 +371,29 @@ trainer = wrap(Slow(), 3)
 data = batches(200)
 trainer.step(data[0], verbose=0)
 print("trained", *trainer.session.processes.pids, flush=True)
-try:
-    for batch in data[1:]:
-        trainer.step(batch, verbose=0)
-except lockstep.LockstepError as error:
-    print(type(error).__name__, error, flush=True)
-known = digests(200)
-steps = trainer.session.run.step
-assert trainer.digest() == known[steps], "the state is whole"
-for batch in data[steps:steps + 3]:  # new workers
+made = 1
+for batch in data[1:]:
     trainer.step(batch, verbose=0)
-print("equal" if trainer.digest() == known[steps + 3] else "different")
+    made += 1
+    assert trainer.session.run.step == made
+    if made > 50 and len(trainer.session.processes.pids) == 2 and os.path.exists("killed"):
+        break
+assert len(trainer.session.processes.pids) == 2
+trainer.step(data[made], verbose=0)  # with the worker that has joined
+print("pids", *trainer.session.processes.pids, flush=True)
+print("equal" if trainer.digest() == digests(made + 1)[made + 1] else "different")
 """
     with running(HEAD + ending, tmp_path) as script:
-        _, _, last = started(script)
+        _, first, last = started(script)
         os.kill(last, signal.SIGKILL)
-        name, message = script.line().split(maxsplit=1)
+        (tmp_path / "killed").touch()
+        word, *pids = script.line().split()
         returncode, stdout, stderr = script.end()
     assert returncode == 0, stderr
-    assert name == "WorkerError"
-    assert re.search(rf"Worker cpu:2 \(pid {last}\) was killed by SIGKILL", message)
+    assert (word, int(pids[0])) == ("pids", first)
+    assert int(pids[1]) != last
+    assert re.search(rf"cpu:2 \(pid {last}\) was killed by SIGKILL.* (in|after) step \d+; its shards go to ", stderr)
+    assert re.search(rf"cpu:2 \(pid {pids[1]}\) takes part from step \d+ on", stderr)
     assert stdout.splitlines()[-1] == "equal"
 
 

@@ -1,4 +1,4 @@
-"""What a loss takes from around it: seen where it changes, for workers have it as it was when they were started."""
+"""Changes of what a loss refers to reach the workers, or are refused if workers import it by themselves."""
 
 import functools
 import re
@@ -11,14 +11,20 @@ from torch import nn
 from torch.nn import functional as F
 
 import lockstep
-from lockstep.backends.torch.closure_guard import Surroundings
+from lockstep.backends.torch.loss_references import LossReferences
 from lockstep.errors import ExactError
 
 torch.manual_seed(6)
 BATCH = torch.randn(16, 13), torch.randint(5, (16,))
+WAYS_OUT = (
+    "Put a number into the batch or into a buffer of the model. Make another network a part of the wrapped model: "
+    "nn.ModuleDict({'net': net, 'teacher': teacher}), with an objective that calls both (docs/several-optimizers.md). "
+    "Or call trainer.close() after such a change, so that the next step starts new workers, or use devices=1."
+)
 BETA = 1.0
-SETTINGS = types.SimpleNamespace(beta=1.0, unused=1.0)
+SETTINGS = types.SimpleNamespace(beta=1.0, unused=1.0, inner=types.SimpleNamespace(alpha=1.0))
 TABLE = {"beta": 1.0}
+TENSORS = {"weights": torch.ones(5), "epsilon": 0.1}
 NUMBERS = np.ones(5, np.float32)
 WEIGHTS = torch.ones(5)
 
@@ -42,6 +48,28 @@ def of_a_helper(outputs, targets):
 
 def of_an_object(outputs, targets):
     return F.cross_entropy(outputs, targets) * SETTINGS.beta
+
+
+def of_an_inner_object(outputs, targets):
+    return F.cross_entropy(outputs, targets) * SETTINGS.inner.alpha
+
+
+class Base:
+    """Settings of a script."""
+
+    gamma = 1.0
+
+
+class Config(Base):
+    """More of them."""
+
+
+def of_a_class(outputs, targets):
+    return F.cross_entropy(outputs, targets) * Config.gamma
+
+
+def of_a_table_of_tensors(outputs, targets):
+    return F.cross_entropy(outputs, targets, TENSORS["weights"])
 
 
 def of_a_table(outputs, targets):
@@ -89,6 +117,18 @@ def set_settings():
     SETTINGS.beta += 0.5
 
 
+def set_inner():
+    SETTINGS.inner.alpha += 0.5
+
+
+def set_class():
+    Base.gamma += 0.5
+
+
+def replace_tensor():
+    TENSORS["weights"] = TENSORS["weights"].clone()
+
+
 def set_table():
     TABLE["beta"] += 0.5
 
@@ -117,40 +157,59 @@ def train_teacher():
         FOCAL.teacher.weight.mul_(0.5)
 
 
+def average_teacher():
+    FOCAL.teacher.weight.data.mul_(0.5)
+
+
 def rest_teacher():
     FOCAL.teacher.training ^= True
 
 
-CASES = [
-    (of_a_global, set_beta, "BETA"),
-    (of_a_helper, set_beta, "BETA"),
-    (lockstep.objective(lambda model, batch: of_a_global(model(batch[0]), batch[1])), set_beta, "BETA"),
-    (Criterion(), set_beta, "BETA"),
-    (of_an_object, set_settings, "SETTINGS.beta"),
-    (of_a_table, set_table, "TABLE"),
-    (of_an_array, set_numbers, "NUMBERS"),
-    (of_a_tensor, set_weights, "WEIGHTS"),
-    (of_a_default, set_default, "factors"),
-    (functools.partial(of_a_global, factor=WEIGHTS), set_weights, "factor"),
-    (FOCAL, set_focal, "Focal.g"),
-    (FOCAL, train_teacher, "Focal.teacher"),
-    (FOCAL, rest_teacher, "Focal.teacher"),
-    (FOCAL.method, set_focal, "self.g"),
+CASES = [  # a loss, a change, its name, and whether the workers can be sent it: not what they import by themselves
+    (of_a_global, set_beta, "BETA", False),
+    (of_a_helper, set_beta, "BETA", False),
+    (lockstep.objective(lambda model, batch: of_a_global(model(batch[0]), batch[1])), set_beta, "BETA", False),
+    (Criterion(), set_beta, "BETA", False),
+    (of_an_object, set_settings, "SETTINGS.beta", False),
+    (of_an_inner_object, set_inner, "SETTINGS.inner.alpha", False),
+    (of_a_class, set_class, "Config.gamma", False),
+    (of_a_table, set_table, "TABLE", False),
+    (of_a_table_of_tensors, replace_tensor, "TENSORS", False),
+    (of_an_array, set_numbers, "NUMBERS", False),
+    (of_a_tensor, set_weights, "WEIGHTS", False),
+    (of_a_default, set_default, "factors", False),
+    (functools.partial(of_a_global, factor=WEIGHTS), set_weights, "factor", True),
+    (FOCAL, set_focal, "Focal.g", True),
+    (FOCAL, train_teacher, "Focal.teacher", True),
+    (FOCAL, average_teacher, "Focal.teacher", True),
+    (FOCAL, rest_teacher, "Focal.teacher", True),
+    (FOCAL.method, set_focal, "self.g", True),
 ]
 
 
-@pytest.mark.parametrize("loss, change, name", CASES)
-def test_a_change_is_seen(loss, change, name):
-    surroundings = Surroundings(loss, net())
+@pytest.mark.parametrize("loss, change, name, is_sent", CASES)
+def test_a_change_is_seen(loss, change, name, is_sent):
+    references = LossReferences(loss, net())
     change()
-    surroundings.check()  # nobody has got it yet
-    surroundings.note()
-    surroundings.check()
+    assert references.check() == 0  # nobody has got it yet
+    references.start()
+    assert references.check() == 0
+    with references.accept_changes():
+        change()  # the loss itself does it
+    assert references.check() == 0
     change()
-    with pytest.raises(ExactError, match=rf"as it was when they were started\. {re.escape(repr(name))} was changed"):
-        surroundings.check()
-    surroundings.look()  # the loss itself did it
-    surroundings.check()
+    with references.accept_changes():
+        pass  # it changes nothing, and was not the one that did
+    if is_sent:
+        assert [references.check(), references.check()] == [1, 1]
+        change()
+        assert references.check() == 2
+        change()
+        message = f"{name!r}, which was changed before each of the last two steps"
+    else:
+        message = f"{name!r}, which was changed after the workers had imported its module"
+    with pytest.raises(ExactError, match=re.escape(message)):
+        references.check()
 
 
 def test_what_is_no_change():
@@ -162,78 +221,144 @@ def test_what_is_no_change():
     def distilled(given, batch):
         return (model(batch[0]) - teacher(batch[0])).square().mean() * SETTINGS.beta + float("nan") * BETA
 
-    surroundings = Surroundings(distilled, model)
-    surroundings.note()
+    references = LossReferences(distilled, model)
+    references.start()
     with torch.no_grad():
         model[0].weight.mul_(2)
     model.eval()
     SETTINGS.unused += 1
     SETTINGS.beta = float(str(SETTINGS.beta))
-    surroundings.check()
+    assert references.check() == 0
     with torch.no_grad():
         teacher[0].weight.mul_(2)
-    with pytest.raises(ExactError, match="'teacher' was changed since"):
-        surroundings.check()
+    assert references.check() == 1
 
 
-def stepped(devices, anew):
-    """The digest of a run whose teacher and number change between its steps."""
+def test_tensors_without_plain_memory_can_be_referred_to():
+    numbers = torch.ones(3, dtype=torch.complex64)
+    odd = [torch.ones(1).expand(5), torch.eye(3).to_sparse(), numbers.conj(), numbers.conj().imag]
+    references = LossReferences(functools.partial(of_a_global, *odd, table=dict(enumerate(odd))), net())
+    references.start()
+    assert references.check() == 0
+    numbers.data.mul_(2)
+    assert references.check() == 1
+
+
+class Weighted(nn.Module):
+    """A module of the loss; a local class below has the number that it reads."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, outputs, targets):
+        return F.cross_entropy(outputs, targets) * self.factor()
+
+
+def step_with(kind, devices, anew=False):
+    """The digest of a run in which a number that the loss reads, and for one a network, change between its steps."""
     model, teacher, beta = net(), net(), 1.0
 
     @lockstep.objective
     def distilled(given, batch):
         return (given(batch[0]) - teacher(batch[0])).square().mean() * beta
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with lockstep.wrap(model, optimizer, distilled, devices=devices, shards=4, threads=1) as trainer:
+    class Scaled(nn.Module):
+        def forward(self, outputs, targets):
+            return F.cross_entropy(outputs, targets) * beta
+
+    class Settings:
+        factor = 1.0
+
+    def scaled(outputs, targets):
+        return F.cross_entropy(outputs, targets) * Settings.factor
+
+    losses = {"settings": scaled, "function": distilled, "class": Scaled(), "attribute": Weighted(lambda: beta)}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    with lockstep.wrap(model, optimizer, losses[kind], devices=devices, shards=4, threads=1) as trainer:
         assert len(trainer.devices) == devices
         trainer.step(BATCH)
         trainer.step(BATCH)
-        beta = 2.0
-        if not anew:
-            trainer.step(BATCH)
-        trainer.close()
-        trainer.step(BATCH)
+        beta = Settings.factor = 2.0
         with torch.no_grad():
             teacher[0].weight.mul_(0.5)
-        if not anew:
+        if anew:
+            trainer.close()
+        pids = [] if devices == 1 or anew else trainer.session.processes.pids
+        for _ in range(2):
             trainer.step(BATCH)
-        trainer.close()
+            optimizer.param_groups[0]["lr"] = 0.05
+        beta = 3.0
         trainer.step(BATCH)
+        assert not pids or trainer.session.processes.pids == pids
         return trainer.digest()
 
 
-def test_workers_that_are_started_anew_have_it():
-    assert stepped(1, anew=True) == stepped(2, anew=True)
+def test_workers_are_sent_what_has_changed():
+    """The same processes go on, with the same bits as one device and as processes that were started anew."""
+    assert step_with("function", 1) == step_with("function", 2) == step_with("function", 2, anew=True)
 
 
-def test_a_step_with_workers_that_have_it_not():
-    with pytest.raises(ExactError) as caught:
-        stepped(2, anew=False)
-    assert str(caught.value) == (
-        "What a loss takes from around it stays in the workers as it was when they were started. 'beta' was changed "
-        "since. Put it into the batch or into a buffer of the model, call trainer.close() after such a change, which "
-        "starts them anew, or use devices=1."
-    )
-    stepped(1, anew=False)
+@pytest.mark.parametrize("kind", ["class", "attribute", "settings"])
+def test_workers_are_sent_what_methods_read(kind):
+    assert step_with(kind, 1) == step_with(kind, 2)
 
 
-def test_workers_that_verify_starts_do_not_hide_it():
+def test_what_changes_before_every_step_is_refused():
     model, beta = net(), 1.0
 
-    def scaled(outputs, targets):
+    def annealed(outputs, targets):
         return F.cross_entropy(outputs, targets) * beta
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with lockstep.wrap(model, optimizer, scaled, devices=2, shards=4, threads=1) as trainer:
+    with lockstep.wrap(model, optimizer, annealed, devices=2, shards=4, threads=1) as trainer:
         trainer.step(BATCH)
         beta = 2.0
-        for use in (lambda: trainer.verify(BATCH, steps=1, devices=(1, 2), batch_size=16), lambda: trainer.step(BATCH)):
-            with pytest.raises(ExactError, match="'beta' was changed since"):
-                use()
-        trainer.close()
-        assert trainer.verify(BATCH, steps=1, devices=(1, 2), batch_size=16).equal
         trainer.step(BATCH)
+        beta = 3.0
+        with pytest.raises(ExactError) as caught:
+            trainer.step(BATCH)
+        assert str(caught.value) == (
+            "The loss uses 'beta', which was changed before each of the last two steps, and each change sends the "
+            f"whole model to the workers. {WAYS_OUT}"
+        )
+        trainer.close()
+        trainer.step(BATCH)
+        trainer.digest()
+
+
+def test_what_workers_import_by_themselves_is_refused():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with lockstep.wrap(model, optimizer, of_a_table, devices=2, shards=4, threads=1) as trainer:
+        trainer.step(BATCH)
+        set_table()
+        with pytest.raises(ExactError) as caught:
+            trainer.step(BATCH)
+        assert str(caught.value) == (
+            "The loss uses 'TABLE', which was changed after the workers had imported its module, so they have the old "
+            f"value. {WAYS_OUT}"
+        )
+
+
+def test_calls_in_this_process_and_workers_that_verify_starts_do_not_hide_it():
+    found = []
+    for devices in (1, 2):
+        model, beta = net(), 1.0
+
+        def scaled(outputs, targets):
+            return F.cross_entropy(outputs, targets) * beta  # noqa: B023
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with lockstep.wrap(model, optimizer, scaled, devices=devices, shards=4, threads=1) as trainer:
+            beta = 0.5  # before the first step, which calls the loss in this process to see whether it is a mean
+            trainer.step(BATCH)
+            trainer.step(BATCH)
+            beta = 2.0
+            assert trainer.verify(BATCH, steps=1, devices=(1, 2), batch_size=16).equal
+            trainer.step(BATCH)
+            found.append(trainer.digest())
+    assert found[0] == found[1]
 
 
 def test_without_the_promise_nothing_is_compared():

@@ -275,7 +275,7 @@ def test_step_hooks_do_not_travel(nesterov, kind):
     nesterov[0].step(BATCH)
     hook = getattr(two.session.backend._recipe.optimizer, f"register_step_{kind}_hook")(lambda *arguments: None)
     try:
-        with pytest.raises(OptimizerError, match=r"^An optimizer's step hooks do not travel to the workers\."):
+        with pytest.raises(OptimizerError, match=r"^An optimizer's step hooks are not sent to the workers\."):
             two.step(BATCH)
     finally:
         hook.remove()
@@ -294,7 +294,7 @@ def test_parameters_that_were_replaced(nesterov, change):
             net.double()
         else:
             net.first.weight = nn.Parameter(weight.detach().clone())
-        with pytest.raises(ModelError, match=r"^A model keeps the parameters it was wrapped with"):
+        with pytest.raises(ModelError, match=r"^A wrapped model must keep its modules and its parameters"):
             trainer.step((BATCH[0].double(), BATCH[1]) if change == "double" else BATCH)
         assert trainer.session.run.step == step
         net.float()
@@ -423,30 +423,30 @@ class StepAgain:
 
 
 HOOKS = {
-    parameter_hook: "A parameter's hooks do not travel to the workers. Got a parameter with hooks. "
-    "Do their work in the optimizer's step or in the forward pass, or use devices=1.",
-    accumulated_hook: "A parameter's hooks do not travel to the workers. Got a parameter with hooks. "
-    "Do their work in the optimizer's step or in the forward pass, or use devices=1.",
-    every_optimizers_pre_hook: "An optimizer's step hooks do not travel to the workers. Got an optimizer with hooks. "
-    "Do their work between the steps, or use devices=1.",
-    every_optimizers_post_hook: "An optimizer's step hooks do not travel to the workers. Got an optimizer with hooks. "
-    "Do their work between the steps, or use devices=1.",
-    every_modules_hook: "Hooks for all modules do not travel to the workers. Got some in torch.nn.modules.module. "
+    parameter_hook: "A parameter's hooks are not sent to the workers. Got a parameter with hooks. "
+    "Do their work on gradients = trainer.gradients(batch) before trainer.apply(gradients), or use devices=1.",
+    accumulated_hook: "A parameter's hooks are not sent to the workers. Got a parameter with hooks. "
+    "Do their work on gradients = trainer.gradients(batch) before trainer.apply(gradients), or use devices=1.",
+    every_optimizers_pre_hook: "An optimizer's step hooks are not sent to the workers. Got an optimizer with hooks. "
+    "Do their work between gradients = trainer.gradients(batch) and trainer.apply(gradients), or use devices=1.",
+    every_optimizers_post_hook: "An optimizer's step hooks are not sent to the workers. Got an optimizer with hooks. "
+    "Do their work between gradients = trainer.gradients(batch) and trainer.apply(gradients), or use devices=1.",
+    every_modules_hook: "Hooks for all modules are not sent to the workers. Got some in torch.nn.modules.module. "
     "Register them on the model's own modules before lockstep.wrap, or use devices=1.",
-    StepAgain: "An optimizer's step is its class's, also in the workers. Got an optimizer whose `step` was replaced. "
-    "Make a class of it that has this step, or use devices=1.",
+    StepAgain: "Workers use the `step` of the optimizer's class. Got an optimizer whose `step` was replaced. "
+    "Define a subclass with this step, or use devices=1.",
 }
 
 
 @pytest.mark.timeout(60)
-def test_hooks_and_replaced_steps_do_not_travel():
+def test_hooks_and_replaced_steps_are_refused():
     """Neither those that are there at wrap nor those that come between two steps."""
     net = linear()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     first = parameter_hook(net, optimizer)
     with wrapped(net, optimizer) as trainer:
         assert len(trainer.devices) == 2
-        with pytest.raises(ModelError, match=r"^A parameter's hooks do not travel"):
+        with pytest.raises(ModelError, match=r"^A parameter's hooks are not sent"):
             trainer.step(BATCH)
         first.remove()
         trainer.step(BATCH)
@@ -536,15 +536,16 @@ def another_order_in_memory(net):
     net[0].weight.data = net[0].weight.data.T.contiguous().T
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("change", [another_module, another_order_in_memory])
+@pytest.mark.parametrize(
+    ("change", "devices"), [(another_module, 1), (another_order_in_memory, 1), (another_module, 2)]
+)
 def test_a_module_that_was_replaced_and_a_weight_laid_out_otherwise(change, devices):
     net = linear()
     with wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1), devices) as trainer:
         assert len(trainer.devices) == devices
         trainer.step(BATCH)
         change(net)
-        with pytest.raises(ModelError, match=r"their types and strides, and its modules\. Some were replaced since\."):
+        with pytest.raises(ModelError, match=r"parameters, with their types and strides\. Some were replaced since\."):
             trainer.step(BATCH)
 
 
@@ -644,8 +645,8 @@ def test_tensors_that_share_memory_without_being_one(make, names):
     with pytest.raises(ModelError) as caught:
         wrapped(net, optimizer)
     assert str(caught.value) == (
-        f"A worker gets every tensor by itself. {names} share memory and are two objects, which would be apart there. "
-        "Make them one (b.weight = a.weight), make one a clone(), or use devices=1."
+        f"{names} are two tensors that share memory. Each is sent to the workers separately, so there they would not "
+        "share it. Use one tensor for both (b.weight = a.weight), replace one by its clone(), or use devices=1."
     )
 
 

@@ -9,6 +9,11 @@ import pytest
 from lockstep.launch.shm import Region
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forked_workers() -> None:
+    """No worker is a copy here, where the tests ask how Lockstep starts one."""
+
+
 @pytest.fixture(autouse=True)
 def closes_every_descriptor() -> Iterator[None]:
     before = descriptors()

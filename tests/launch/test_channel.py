@@ -4,12 +4,13 @@ import select
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
 
 from lockstep.launch import channel as channel_module
-from lockstep.launch.channel import Channel, ChannelClosed, FailureReported
+from lockstep.launch.channel import Channel, ChannelClosed, FailureReported, frame
 
 Ends = tuple[Channel, Channel]
 
@@ -36,6 +37,30 @@ def test_a_message_arrives_whole(ends: Ends, size: int) -> None:
     assert right.receive() == data
     assert right.receive() == b"next"
     sender.join()
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 50_000_001])
+def test_a_message_is_sent_without_blocking(ends: Ends, size: int) -> None:
+    left, right = ends
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    parts = deque([*frame(data), *frame(b"next")])
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.extend(right.receive() for _ in range(2)))
+    left.send_available(parts)  # as much as fits while nothing is read
+    assert bool(parts) == (size > 1_000_000)
+    reader.start()
+    while parts:
+        select.select([], [left], [], 10)
+        left.send_available(parts)
+    reader.join()
+    assert received == [data, b"next"]
+
+
+def test_sending_without_blocking_to_a_closed_end(ends: Ends) -> None:
+    left, right = ends
+    right.close()
+    with pytest.raises(ChannelClosed):
+        left.send_available(deque(frame(b"x")))
 
 
 def test_messages_in_both_directions(ends: Ends) -> None:

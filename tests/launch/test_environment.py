@@ -10,6 +10,7 @@ from lockstep.errors import LaunchError
 from lockstep.launch import environment, slurm
 from lockstep.launch.environment import ProcessPlace
 
+LAUNCHED = "other variables say that a launcher started this process:"
 TORCHRUN = {
     "RANK": "3",
     "WORLD_SIZE": "4",
@@ -102,28 +103,31 @@ def test_the_place_in_a_launched_world(
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE is not set, although this process was launched: RANK=0"),
-        ({"WORLD_SIZE": "4"}, "RANK is not set, although this process was launched: WORLD_SIZE=4"),
+        ({"RANK": "0"}, f"WORLD_SIZE is not set, but {LAUNCHED} RANK=0"),
+        ({"WORLD_SIZE": "4"}, f"RANK is not set, but {LAUNCHED} WORLD_SIZE=4"),
         (
             {**TORCHRUN, "LOCAL_RANK": None},
-            "LOCAL_RANK is not set, although this process was launched: RANK=3, WORLD_SIZE=4",
+            f"LOCAL_RANK is not set, but {LAUNCHED} RANK=3, WORLD_SIZE=4",
         ),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE is not set"),
         ({**TORCHRUN, "MASTER_ADDR": None}, "MASTER_ADDR is not set"),
         ({**TORCHRUN, "MASTER_PORT": ""}, "MASTER_PORT is not set"),
         ({**TORCHRUN, "RANK": "first"}, "RANK must be an integer. Got RANK='first'"),
         ({**TORCHRUN, "WORLD_SIZE": "4.0"}, "WORLD_SIZE must be an integer. Got WORLD_SIZE='4.0'"),
-        ({**TORCHRUN, "RANK": "4"}, "rank 4 in a world of 4, whose ranks are 0 to 3. Check RANK and WORLD_SIZE"),
+        (
+            {**TORCHRUN, "RANK": "4"},
+            "rank 4 in a world of 4 processes, whose ranks are 0 to 3. Correct RANK and WORLD_SIZE",
+        ),
         ({**TORCHRUN, "RANK": "-1"}, "rank -1 in a world of 4"),
         (
             {**TORCHRUN, "LOCAL_RANK": "2"},
-            "local rank 2 of 2 processes on this host, in a world of 4. Check LOCAL_RANK",
+            "local rank 2 of 2 processes on this host, in a world of 4 processes. Correct LOCAL_RANK",
         ),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, "local rank 1 of 8 processes on this host, in a world of 4"),
         ({**TORCHRUN, "MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a port number"),
         (
             {**SRUN, "SLURM_NTASKS": None},
-            "SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set, although this process was launched: SLURM_PROCID=5",
+            f"SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set, but {LAUNCHED} SLURM_PROCID=5",
         ),
         ({**SRUN, "SLURM_LOCALID": None}, "SLURM_LOCALID is not set"),
         ({**SRUN, "SLURM_TASKS_PER_NODE": "4*2"}, "SLURM_TASKS_PER_NODE must be a list of counts such as '4(x2),1'"),
@@ -262,7 +266,7 @@ def test_mpirun(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], plac
         ),
         (
             {**OPEN_MPI, "MASTER_ADDR": "node1"},
-            "MASTER_PORT is not set, although this process was launched: OMPI_COMM_WORLD_RANK=1",
+            f"MASTER_PORT is not set, but {LAUNCHED} OMPI_COMM_WORLD_RANK=1",
         ),
         (
             {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "1"},

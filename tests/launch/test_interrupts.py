@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.launch.signals import defer_interrupts
+from lockstep.launch.deferred_signals import defer_all_interrupts, defer_interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,42 @@ def test_a_second_interrupt_is_delivered_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         block()
     assert done == ["the first waits"]
+
+
+def test_any_number_of_interrupts_waits_for_the_end_of_a_bounded_block() -> None:
+    done = []
+
+    def block() -> None:
+        with defer_all_interrupts():
+            for _ in range(5):
+                interrupt()
+            done.append("the rest")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert done == ["the rest"]
+
+
+def test_a_bounded_block_inside_another_block_is_not_interrupted() -> None:
+    done = []
+
+    def block(before: int) -> None:
+        with defer_interrupts():
+            for _ in range(before):
+                interrupt()
+            with defer_all_interrupts(), defer_all_interrupts(), defer_interrupts():
+                interrupt()
+                interrupt()
+                done.append("inner")
+            done.append("outer")
+
+    with pytest.raises(KeyboardInterrupt):
+        block(0)
+    assert done == ["inner", "outer"]  # all of them count as the first of the outer block
+    done.clear()
+    with pytest.raises(KeyboardInterrupt):
+        block(1)
+    assert done == ["inner"]  # the second of the outer block
 
 
 def test_a_nested_block_is_part_of_the_outer_one() -> None:

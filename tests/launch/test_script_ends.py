@@ -14,7 +14,6 @@ import pytest
 # `busy` workers do not read their channel, so only a signal can end them.
 SCRIPT = """
 import os, sys, time
-import cloudpickle
 from lockstep.launch.worker_pool import WorkerPool
 
 def idle(channel):
@@ -25,25 +24,25 @@ def busy(channel):
     channel.send(channel.receive())
     time.sleep(600)
 
-workers = WorkerPool(["cpu:1", "cpu:2"])
-workers.start([cloudpickle.dumps(busy), cloudpickle.dumps(idle)])
-for index in range(2):
-    workers.send(index, b"up")
-    workers.receive(index)
-print(*workers.pids, flush=True)
+pool = WorkerPool()
+workers = [pool.start("cpu:1", busy), pool.start("cpu:2", idle)]
+for worker in workers:
+    worker.send(b"up")
+    worker.receive()
+print(*[worker.pid for worker in workers], flush=True)
 """
 
 INTERRUPTED = """
 try:
     print("waiting", flush=True)
-    workers.receive(1)
+    workers[1].receive()
 except KeyboardInterrupt:
     print("interrupted")
     time.sleep(0.2)  # for the signal to end a worker that does not ignore it
-    print("alive", workers.poll_dead())
-    workers.send(1, b"after")
-    print(workers.receive(1).decode())
-    workers.close()
+    print("alive", *[not worker.has_ended() for worker in workers])
+    workers[1].send(b"after")
+    print(workers[1].receive().decode())
+    pool.close()
     print("closed")
 """
 
@@ -53,8 +52,8 @@ warnings.simplefilter("ignore")  # of threads, from Python 3.12 on
 if os.fork() == 0:
     sys.exit()
 os.wait()
-workers.send(1, b"the copy's end is not ours")
-workers.receive(1)
+workers[1].send(b"the copy's end is not ours")
+workers[1].receive()
 """
 
 
@@ -101,7 +100,7 @@ def gone(pids: list[int]) -> bool:
         ("", 0, ""),
         ("sys.exit(4)", 4, ""),
         ("raise ValueError('the script fails')", 1, "ValueError: the script fails"),
-        ("del workers", 0, ""),
+        ("del pool", 0, ""),
         ("import threading; threading.Thread(target=time.sleep, args=(0.1,)).start()", 0, ""),
         (FORKED, 0, ""),
     ],
@@ -125,8 +124,12 @@ def test_a_script_that_is_killed(tmp_path: Path, number: signal.Signals) -> None
 
 
 def test_a_script_killed_while_its_workers_start(tmp_path: Path) -> None:
-    early = "import os\nfrom lockstep.launch.worker_pool import WorkerPool\nworkers = WorkerPool(['a', 'b'])\n"
-    (tmp_path / "early.py").write_text(early + "print(*workers.pids, flush=True); os.kill(os.getpid(), 9)")
+    early = "import os\nfrom lockstep.launch.worker_pool import WorkerPool\npool = WorkerPool()\n"
+    early += "def entry(channel): pass\nworkers = [pool.start(name, entry) for name in 'ab']\n"
+    early += "for worker in workers: worker.wait_until_spawned()\n"
+    (tmp_path / "early.py").write_text(
+        early + "print(*[each.pid for each in workers], flush=True); os.kill(os.getpid(), 9)"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
         [sys.executable, str(tmp_path / "early.py")], stdout=subprocess.PIPE, timeout=120, env=environment
@@ -144,13 +147,13 @@ def test_ctrl_c_reaches_the_script_alone(tmp_path: Path) -> None:
         for pid in pids:  # a launcher may send it to each
             os.kill(pid, signal.SIGINT)
         stdout, stderr = process.communicate(timeout=120)
-        assert stdout.split() == ["interrupted", "alive", "None", "after", "closed"], stderr
+        assert stdout.split() == ["interrupted", "alive", "True", "True", "after", "closed"], stderr
         assert process.returncode == 0
         assert not any(map(running, pids))
 
 
 def test_ctrl_c_in_a_script_that_does_not_catch_it(tmp_path: Path) -> None:
-    with script(tmp_path, "workers.receive(1)") as (process, pids):
+    with script(tmp_path, "workers[1].receive()") as (process, pids):
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=120)
         assert "KeyboardInterrupt" in stderr

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from lockstep.launch import signals
-from lockstep.launch.signals import StopRequested, Termination
+from lockstep.launch import deferred_signals
+from lockstep.launch.deferred_signals import StopRequested, Termination
 
 
 def test_sigterm_only_sets_a_flag_and_the_scripts_handler_is_restored():
@@ -28,7 +28,7 @@ def test_sigterm_only_sets_a_flag_and_the_scripts_handler_is_restored():
 
 
 def test_a_later_sigterm_gets_the_scripts_handler(monkeypatch):
-    monkeypatch.setattr(signals, "_SECONDS_OF_ONE", -1.0)
+    monkeypatch.setattr(deferred_signals, "_SECONDS_OF_ONE", -1.0)
     called = []
     before = signal.signal(signal.SIGTERM, lambda *_: called.append("script"))
     try:
@@ -58,7 +58,7 @@ def test_other_threads_do_not_change_the_handler():
 def test_a_process_that_ignores_sigterm_still_ignores_it_afterwards(ignored):
     script = f"""
 import signal
-from lockstep.launch.signals import StopRequested, Termination
+from lockstep.launch.deferred_signals import StopRequested, Termination
 signal.signal(signal.SIGTERM, signal.{"SIG_IGN" if ignored else "SIG_DFL"})
 with Termination():
     pass
@@ -99,13 +99,13 @@ def test_a_loader_error_waits_for_the_signal_that_may_have_caused_it(monkeypatch
         fails()
 
     with Termination() as termination:
-        monkeypatch.setattr(signals.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
+        monkeypatch.setattr(deferred_signals.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(StopRequested):
             next(termination.iterate(batches))
 
 
 def test_a_loader_error_without_a_signal_is_raised(monkeypatch):
-    monkeypatch.setattr(signals, "_SECONDS_TO_ARRIVE", 0.0)
+    monkeypatch.setattr(deferred_signals, "_SECONDS_TO_ARRIVE", 0.0)
     with Termination() as termination, pytest.raises(RuntimeError, match="killed by signal"):
         next(termination.iterate(lambda: map(fails, [1])))
 
@@ -160,7 +160,7 @@ def test_the_start_of_a_loader_process_is_not_interrupted(number, child_ends):
 
 
 def test_a_loader_process_that_crashes_is_still_an_error(monkeypatch, child_ends):
-    monkeypatch.setattr(signals, "_SECONDS_TO_ARRIVE", 0.0)
+    monkeypatch.setattr(deferred_signals, "_SECONDS_TO_ARRIVE", 0.0)
     signal.signal(signal.SIGCHLD, fails)
     with Termination(), pytest.raises(RuntimeError, match="killed by signal"):
         child_ends()

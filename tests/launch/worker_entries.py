@@ -40,6 +40,12 @@ def sleep(channel: Channel) -> None:
     time.sleep(600)
 
 
+def close_channel(channel: Channel) -> None:
+    channel.receive()
+    channel.close()
+    time.sleep(600)
+
+
 def raise_own(channel: Channel) -> NoReturn:
     raise ScriptError("shard 3 is bad")
 

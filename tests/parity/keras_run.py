@@ -5,6 +5,7 @@ Keras chooses its backend when it is imported, so each backend gets a process of
 
 import json
 import sys
+from contextlib import closing
 from functools import partial
 
 import keras
@@ -12,6 +13,7 @@ import numpy as np
 from keras import layers
 
 import lockstep
+from forked_workers import KERAS_WORKER, Template
 from parity.runs import Case, run
 
 SHARDS = 4
@@ -99,4 +101,8 @@ def main(path, *plan):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if keras.config.backend() == "torch":
+        with closing(Template(KERAS_WORKER)) as template, template.in_use():
+            main(*sys.argv[1:])
+    else:
+        main(*sys.argv[1:])

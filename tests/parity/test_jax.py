@@ -126,7 +126,7 @@ def fresh(devices, environment):
 
 def test_a_fresh_process_for_each_number_of_devices(scripted):
     """A script that says nothing of devices but their number, with a model that has woken JAX already."""
-    assert fresh(1, scripted) == fresh(2, scripted) == fresh(3, scripted)
+    assert fresh(1, scripted) == fresh(3, scripted)
 
 
 @pytest.fixture

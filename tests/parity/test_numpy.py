@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.backends.numpy import SGD, CrossEntropy, Dense
+from lockstep.backends.numpy import SGD, Dense, DenseCrossEntropy
 from lockstep.core import tree
 from parity.runs import Case, compare, run
 
@@ -46,7 +46,7 @@ KINDS = {
 def programme(kind, devices, counts=(8, 4)):
     """Runs every case in turn on one world, for each of these numbers of shards that gives every device one."""
     model, optimizer = KINDS[kind]()
-    loss = CrossEntropy(weights=tuple(np.linspace(0.5, 2, 10)))
+    loss = DenseCrossEntropy(weights=tuple(np.linspace(0.5, 2, 10)))
     runs = []
     with lockstep.wrap(model, optimizer, loss, metrics=["accuracy"], devices=devices, shards=8) as trainer:
         assert len(trainer.devices) == devices

@@ -71,11 +71,31 @@ def test_a_loss_that_is_not_finite_changes_no_replica(one):
         for _ in range(2):
             with pytest.raises(NonFiniteError, match=r"The loss is nan in step 1, shard 5\.") as caught:
                 trainer.step((inputs, BATCH[1]))
+            # The shard was tried in the other worker too, which raised as well: the first one's error is raised.
             assert "The traceback in worker cpu:2:" in caught.value.__notes__[0]
             assert trainer.digest() == one[1]
         pids = trainer.session.processes.pids
         trainer.step(BATCH)
         assert trainer.session.processes.pids == pids  # nobody was lost
+        assert trainer.digest() == one[2]
+
+
+def test_a_loss_that_is_not_finite_in_a_worker_is_found_by_the_controller_too(one):
+    inputs = BATCH[0].copy()
+    inputs[-1] = np.nan
+    with wrap(2) as trainer:
+        assert len(trainer.devices) == 2
+        trainer.step(BATCH)
+        pids = trainer.session.processes.pids
+        # The shard is computed once more in the other process, the script's own, so the error has no worker's note.
+        with pytest.raises(NonFiniteError, match=r"The loss is nan in step 1, shard 5\.") as caught:
+            trainer.step((inputs, BATCH[1]))
+        has_note = hasattr(caught.value, "__notes__")
+        del caught
+        assert not has_note
+        assert trainer.digest() == one[1]
+        trainer.step(BATCH)
+        assert trainer.session.processes.pids == pids
         assert trainer.digest() == one[2]
 
 
@@ -109,7 +129,7 @@ def test_a_failure_in_everyone_at_once_is_told_once(one, devices):
         for made in (1, 2):
             with pytest.raises(NonFiniteError, match=rf"step {made - 1}, shard 0\."):
                 trainer.step((BATCH[0] * np.nan, BATCH[1]))
-            with pytest.raises(LockstepError, match=r"Labels run from 0 to 2"):
+            with pytest.raises(LockstepError, match=r"Labels must be from 0 to 2"):
                 trainer.evaluate((BATCH[0], BATCH[1] + 9))
             assert trainer.evaluate(BATCH)["loss"] > 0
             trainer.step(BATCH)
@@ -168,7 +188,7 @@ def test_a_failure_while_evaluating(one):
     labels[-1] = 3
     with wrap(2) as trainer:
         assert len(trainer.devices) == 2
-        with pytest.raises(LockstepError, match=r"Labels run from 0 to 2. Got 3"):
+        with pytest.raises(LockstepError, match=r"Labels must be from 0 to 2. Got 3"):
             trainer.evaluate((BATCH[0], labels))
         trainer.step(BATCH)
         assert trainer.digest() == one[1]
@@ -228,7 +248,7 @@ def test_an_evaluation_that_fails_in_everyone_after_a_step_leaves_the_crew_whole
     with wrap(2) as trainer:
         trainer.step(BATCH)
         team = trainer.session.processes
-        with pytest.raises(LockstepError, match=r"Labels run from 0 to 2"):
+        with pytest.raises(LockstepError, match=r"Labels must be from 0 to 2"):
             trainer.evaluate((BATCH[0], BATCH[1] + 9))
         assert trainer.evaluate(BATCH)["loss"] > 0
         trainer.step(BATCH)

@@ -28,6 +28,6 @@ def test_one_worker_or_the_driver_is_no_launch(world_size, monkeypatch):
 def test_several_workers_without_a_group_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.train", ray(lambda: 2))
     with pytest.raises(
-        LaunchError, match=r"Got one of 2 workers of Ray Train without one\. Use ray\.train\.torch\.Tor"
+        LaunchError, match=r"This is one of 2 workers of Ray Train without a group\. Use ray\.train\.torch\.Tor"
     ):
         rendezvous.is_launched()

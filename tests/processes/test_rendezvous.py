@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from lockstep.errors import LaunchError
-from lockstep.exchange.torch_distributed import ProcessGroup
-from lockstep.processes import jax_processes
-from lockstep.processes.jax_processes import JaxProcesses
+from lockstep.exchange.torch_distributed import open_store
+from lockstep.processes import jax_distributed
+from lockstep.processes.jax_distributed import JaxProcesses
 
 
 class Store(dict):
@@ -34,39 +34,53 @@ def addresses(monkeypatch, hosts):
     """What the processes, one on each of these hosts, agree on."""
     store, found = Store(), {}
     names = threading.local()
-    monkeypatch.setattr(jax_processes, "describe_host", lambda: names.host)
+    monkeypatch.setattr(jax_distributed, "describe_host", lambda: names.host)
 
     def process(index):
         names.host = hosts[index]
-        found[index] = JaxProcesses(index, len(hosts), store, "node7:1234").agree_on_address()
+        found[index] = JaxProcesses(index, len(hosts), store, "node7:1234").agree_on_place(60)
 
     threads = [threading.Thread(target=process, args=(index,)) for index in range(len(hosts))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    (address,) = set(found.values())
+    (address,) = {(place.address, place.port, place.is_on_one_host) for place in found.values()}
     return address
 
 
 def test_the_processes_of_one_host_meet_on_the_loopback_whatever_the_coordinator_is_called(monkeypatch):
-    address, on_one_host = addresses(monkeypatch, ["a", "a", "a"])
-    assert address.startswith("127.0.0.1:")
+    address, _, on_one_host = addresses(monkeypatch, ["a", "a", "a"])
+    assert address == "127.0.0.1"
     assert on_one_host
 
 
 def test_the_processes_of_several_hosts_meet_at_the_coordinator(monkeypatch):
-    address, on_one_host = addresses(monkeypatch, ["a", "a", "b"])
-    assert address.startswith("node7:")
+    address, _, on_one_host = addresses(monkeypatch, ["a", "a", "b"])
+    assert address == "node7"
     assert not on_one_host
 
 
-def test_a_host_is_the_same_for_all_of_its_processes():
-    assert jax_processes.describe_host() == jax_processes.describe_host()
+class Silent:
+    """A store in which no other process writes."""
+
+    def key_value_set(self, key, value, allow_overwrite):
+        pass
+
+    def blocking_key_value_get(self, key, patience):
+        raise RuntimeError(f"DEADLINE_EXCEEDED: {key}\nmore")
+
+
+def test_a_process_of_jax_that_never_calls_wrap_is_named():
+    message = (
+        r"Process 0 of 3 has joined jax\.distributed and not called lockstep\.wrap\. Process 2 waited for it up to 7 "
+    )
+    with pytest.raises(LaunchError, match=message):
+        JaxProcesses(2, 3, Silent(), "node7:1234").agree_on_place(7)
 
 
 def test_a_port_that_another_process_has_is_named():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(LaunchError, match=rf"cannot listen on port {port} of this host: [^.]+. End the"):
-            ProcessGroup.join_on_loopback(port, 0, 2, accelerated=False)
+            open_store("127.0.0.1", port, listens=True, on_loopback=True)

@@ -8,12 +8,12 @@ import pytest
 from lockstep.callbacks import History
 from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.metrics import Column
+from lockstep.core.run_state import Run
 from lockstep.errors import BatchError
-from lockstep.launch.signals import Termination
+from lockstep.launch.deferred_signals import Termination
 from lockstep.training import loop
 from lockstep.training.fit_options import FitOptions, Validation
-from lockstep.training.loop import Loop, Place
-from lockstep.training.run_state import Run
+from lockstep.training.loop import Loop, LoopPosition
 from lockstep.training.step_logs import Totals
 
 
@@ -45,7 +45,7 @@ class Recorded:
     """A loop over a session that computes nothing, all of which write down what happened."""
 
     def __init__(self, num_batches, stop_after=None, place=None):
-        self.num_batches, self.stop_after, self.place = num_batches, stop_after, place or Place()
+        self.num_batches, self.stop_after, self.place = num_batches, stop_after, place or LoopPosition()
         self.callbacks = Callbacks()
         self.places = []
         self.trained = 0
@@ -53,6 +53,7 @@ class Recorded:
         self.history = History(("cpu:0",))
         self.backend, self.columns, self.resumed, self.stop_training = object(), list, "", False
         self.metric_objects = MetricObjects([], None)
+        self.quiet = SimpleNamespace(period=None, end=lambda: None)
         self.processes = SimpleNamespace(
             agree=lambda stop, asked: (self.trained == stop_after, asked), share=lambda make: make()
         )
@@ -123,7 +124,7 @@ def test_a_loop_is_taken_up_where_it_was_left(left_at):
     assert whole.places == places[1:]
     epoch, batch = left_at
     sums = np.array([sum(range(1, batch + 1)), float(batch), 0.0]) if batch else np.zeros(0)
-    rest = Recorded(3, place=Place(epoch, batch, sums, dict(Totals(list, sums)) if batch else {}))
+    rest = Recorded(3, place=LoopPosition(epoch, batch, sums, dict(Totals(list, sums)) if batch else {}))
     rest.fit(2)
     assert rest.places == places[places.index(left_at) + 1 :]
     assert rest.history.epoch == whole.history.epoch[epoch:]
@@ -133,7 +134,10 @@ def test_a_loop_is_taken_up_where_it_was_left(left_at):
 def test_an_epoch_without_batches():
     with pytest.raises(BatchError) as caught:
         Recorded(0).fit(3)
-    assert str(caught.value) == "An epoch holds at least one batch. Epoch 1 of 3 had none. Give more data."
+    assert str(caught.value) == (
+        "Epoch 1 of 3 has no batch. Use data with at least one batch per epoch; a generator, for example, can be "
+        "read only once."
+    )
 
 
 def test_totals_are_means_over_all_that_came():

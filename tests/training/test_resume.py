@@ -14,7 +14,7 @@ import pytest
 import lockstep
 from lockstep.backends.numpy import SGD, Dense
 from lockstep.checkpoint import Store, Writer, read, snapshot, write
-from lockstep.errors import CheckpointError, ExactError, LockstepError, SaveError, StateError, WorkerError
+from lockstep.errors import CheckpointError, ExactError, LockstepError, SaveError, StateError
 
 x = np.random.default_rng(0).normal(size=(61, 6))
 y = np.arange(61) % 3
@@ -112,15 +112,30 @@ def changed(path, **facts):
 
 
 def numpy_version():
-    return f"The checkpoint was saved with numpy 0.1, and this run has numpy {np.__version__}, which may give"
+    return (
+        f"The checkpoint was saved with numpy 0.1, and this run has numpy {np.__version__}, so its results may differ"
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shards": 8}, "A run keeps its shards. The checkpoint has 4, this run was given shards=8."),
-        ({"threads": 2}, "A run keeps its threads. The checkpoint has 1, this run was given threads=2."),
-        ({"seed": 5}, "A run keeps its seed. The checkpoint has 0, this run was given seed=5."),
+        (
+            {"shards": 8},
+            "The checkpoint has shards=4, which a resumed run must keep, and this run was given shards=8. Leave shards "
+            "out, or use shards=4.",
+        ),
+        (
+            {"threads": 2},
+            (
+                "The checkpoint has threads=1, which a resumed run must keep, and this run was given threads=2. Leave "
+                "threads out, or use threads=1, or exact=False to continue with another value."
+            ),
+        ),
+        (
+            {"seed": 5},
+            "The checkpoint has seed=0, which a resumed run must keep, and this run was given seed=5.",
+        ),
         ({"sizes": (6, 9, 3)}, "'0.weight' is (6, 8) in the checkpoint and (6, 9) in the model"),
     ],
 )
@@ -136,30 +151,66 @@ def test_a_run_with_other_choices(saved, options, message):
 @pytest.mark.parametrize(
     ("facts", "error", "message"),
     [
-        ({"framework": "torch"}, StateError, "This one is torch's, the model numpy's."),
-        ({"optimizer": "torch.optim.Adam"}, StateError, "It was saved with torch.optim.Adam, this run has lockstep"),
-        ({"numbers": [{"lr": 1.0}, {"lr": 2.0}]}, StateError, "It has 2 groups of parameters, the optimizer 1."),
-        ({"exact": False}, ExactError, "This checkpoint was saved with exact=False."),
-        ({"device": "cuda"}, ExactError, "saved with device type cuda, and this run has device type cpu, which"),
+        ({"framework": "torch"}, StateError, "This checkpoint was saved with torch, and the model is a numpy model."),
+        (
+            {"optimizer": "torch.optim.Adam"},
+            StateError,
+            "The checkpoint was saved with torch.optim.Adam, and this run has lockstep",
+        ),
+        (
+            {"numbers": [{"lr": 1.0}, {"lr": 2.0}]},
+            StateError,
+            "The checkpoint has 2 groups of parameters, and the optimizer has 1.",
+        ),
+        ({"exact": False}, ExactError, "This checkpoint was saved with exact=False, so a run with exact=True cannot"),
+        ({"device": "cuda"}, ExactError, "saved with device type cuda, and this run has device type cpu, so"),
         ({"versions": {"numpy": "0.1", "bits": snapshot.BITS}}, ExactError, numpy_version()),
         ({"versions": {"numpy": np.__version__, "bits": 0}}, ExactError, "saved with Lockstep arithmetic 0, and"),
-        ({"step": "8"}, CheckpointError, "A manifest holds 'step' as Lockstep writes it. Got '8'."),
-        ({"step": True}, CheckpointError, "A manifest holds 'step' as Lockstep writes it. Got True."),
-        ({"versions": None}, CheckpointError, "A manifest holds 'versions' as Lockstep writes it. Got None."),
-        ({"step": -1}, CheckpointError, "A manifest holds a run as Lockstep writes it. Got step=-1, epoch=2."),
-        ({"epoch": -1}, CheckpointError, "A manifest holds a run as Lockstep writes it. Got step=8, epoch=-1."),
-        ({"shards": 0}, CheckpointError, "A manifest holds a run as Lockstep writes it. shards is an integer"),
-        ({"threads": -3}, CheckpointError, "A manifest holds a run as Lockstep writes it. threads is an integer"),
-        ({"numbers": [5]}, StateError, "group 0 has no hyperparameters by name, but 5."),
-        ({"numbers": [[]]}, StateError, "group 0 has no hyperparameters by name, but []."),
-        ({"numbers": [{1: 0.1}]}, StateError, "group 0 has no hyperparameters by name, but {1: 0.1}."),
-        ({"numbers": [{"lr": ""}]}, StateError, "In group 0 it has lr='', the optimizer lr=0.3."),
-        ({"numbers": [{"lr": None}]}, StateError, "In group 0 it has lr=None, the optimizer lr=0.3."),
-        ({"numbers": [{"lr": [1]}]}, StateError, "In group 0 it has lr=[1], the optimizer lr=0.3."),
-        ({"numbers": [{"lr": True}]}, StateError, "In group 0 it has lr=True, the optimizer lr=0.3."),
-        ({"numbers": [{"lr": math.nan}]}, StateError, "In group 0 it has lr=nan, the optimizer lr=0.3."),
-        ({"numbers": [{"momentum": None}]}, StateError, "In group 0 it has momentum=None, the optimizer momentum="),
-        ({"numbers": [{"step": 1}]}, StateError, "In group 0 it has 'step', which the optimizer has not."),
+        (
+            {"step": "8"},
+            CheckpointError,
+            "because its manifest is damaged or was not written by Lockstep: it has step='8'.",
+        ),
+        (
+            {"step": True},
+            CheckpointError,
+            "because its manifest is damaged or was not written by Lockstep: it has step=True.",
+        ),
+        (
+            {"versions": None},
+            CheckpointError,
+            "because its manifest is damaged or was not written by Lockstep: it has versions=None.",
+        ),
+        (
+            {"step": -1},
+            CheckpointError,
+            "because it is damaged or was not written by Lockstep: it has step=-1 and epoch=2.",
+        ),
+        (
+            {"epoch": -1},
+            CheckpointError,
+            "because it is damaged or was not written by Lockstep: it has step=8 and epoch=-1.",
+        ),
+        (
+            {"shards": 0},
+            CheckpointError,
+            "because it is damaged or was not written by Lockstep: shards must be an integer",
+        ),
+        (
+            {"threads": -3},
+            CheckpointError,
+            "because it is damaged or was not written by Lockstep: threads must be an integer",
+        ),
+        ({"numbers": [5]}, StateError, "Group 0 is 5 in the checkpoint, not a dict of hyperparameters by name."),
+        ({"numbers": [[]]}, StateError, "Group 0 is [] in the checkpoint, not a dict of hyperparameters by name."),
+        ({"numbers": [{1: 0.1}]}, StateError, "Group 0 is {1: 0.1} in the checkpoint, not a dict of hyperparameters"),
+        ({"numbers": [{"lr": ""}]}, StateError, "Group 0 has lr='' in the checkpoint and lr=0.3 in the optimizer."),
+        ({"numbers": [{"lr": None}]}, StateError, "Group 0 has lr=None in the checkpoint and lr=0.3 in the optimizer."),
+        ({"numbers": [{"lr": [1]}]}, StateError, "Group 0 has lr=[1] in the checkpoint and lr=0.3 in the optimizer."),
+        ({"numbers": [{"lr": True}]}, StateError, "Group 0 has lr=True in the checkpoint and lr=0.3 in the optimizer."),
+        ({"numbers": [{"lr": math.nan}]}, StateError, "Group 0 has lr=nan in the checkpoint and lr=0.3 in the"),
+        ({"numbers": [{"momentum": None}]}, StateError, "Group 0 has momentum=None in the checkpoint and momentum="),
+        ({"numbers": [{"step": 1}]}, StateError, "Group 0 has the hyperparameter 'step' in the checkpoint, and the"),
     ],
 )
 def test_a_checkpoint_of_something_else(saved, facts, error, message):
@@ -213,7 +264,7 @@ def test_another_type(saved, dtype, message):
 
 def test_another_way_to_compute_the_step(saved):
     _, path = saved
-    with pytest.raises(ExactError, match=r"The checkpoint has clip_norm=None, this run clip_norm=0\.5"):
+    with pytest.raises(ExactError, match=r"saved with clip_norm=None, and this run has clip_norm=0\.5"):
         wrapped(clip_norm=0.5).restore(path)
 
 
@@ -223,7 +274,9 @@ def test_more_devices_than_the_run_has_shards(tmp_path):
     trainer.save(tmp_path / "saved")
     with (
         wrapped(shards=None, devices=2) as two,
-        pytest.raises(StateError, match=r"The checkpoint has 1, this run 2 devices\. Use devices=1, or a new run"),
+        pytest.raises(
+            StateError, match=r"has shards=1, which a resumed run must keep, and this run has 2 devices, each of which"
+        ),
     ):
         two.restore(tmp_path / "saved")
 
@@ -240,7 +293,7 @@ def test_a_run_keeps_its_seed_and_with_it_its_order(tmp_path, seed):
 
 def test_an_explicit_seed_of_0_is_a_choice_too(tmp_path):
     fitted(wrapped(seed=5), tmp_path, epochs=1)
-    with pytest.raises(StateError, match="The checkpoint has 5, this run was given seed=0"):
+    with pytest.raises(StateError, match="has seed=5, which a resumed run must keep, and this run was given seed=0"):
         fitted(wrapped(seed=0), tmp_path)
 
 
@@ -373,8 +426,8 @@ def test_a_checkpoint_in_mid_epoch_has_no_say_in_which_is_the_best(tmp_path, eve
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 8}, "The checkpoint has batch_size=16, this run batch_size=8."),
-        ({"steps_per_epoch": 2}, "The checkpoint has steps_per_epoch=None, this run steps_per_epoch=2."),
+        ({"batch_size": 8}, "the checkpoint has batch_size=16, and this run has batch_size=8."),
+        ({"steps_per_epoch": 2}, "the checkpoint has steps_per_epoch=None, and this run has steps_per_epoch=2."),
     ],
 )
 def test_other_data_than_the_run_began_with(tmp_path, options, message):
@@ -389,13 +442,13 @@ def test_other_callbacks_than_the_run_began_with(tmp_path):
         fitted(wrapped(), tmp_path)
 
 
-def test_a_generator_cannot_be_taken_up(tmp_path):
+def test_a_generator_cannot_be_resumed(tmp_path):
     def generator():
         for start in range(0, 61, 16):
             yield x[start : start + 16], y[start : start + 16]
 
     wrapped().fit(generator(), steps_per_epoch=2, checkpoint=tmp_path, verbose=0)
-    with pytest.raises(ExactError, match="A generator can only be read from where it is"):
+    with pytest.raises(ExactError, match="This data is a generator, which cannot be read from the batch"):
         wrapped().fit(generator(), epochs=2, steps_per_epoch=2, checkpoint=tmp_path, verbose=0)
 
 
@@ -441,14 +494,33 @@ def test_fit_says_where_it_goes_on(tmp_path, capsys, every_checkpoint_written):
 
 
 def test_a_fit_that_fails_starts_nothing_anew():
-    """A lost worker closes the team; nobody is started again only to be told."""
+    """A fit whose workers were lost and whose callback fails ends with that error, and starts no others for it."""
+
+    class Killing(lockstep.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            for pid in self.trainer.session.processes.pids:
+                os.kill(pid, signal.SIGKILL)
+            self.trainer.close()
+            raise RuntimeError("broken")
+
+    with wrapped(devices=2) as trainer:
+        with pytest.raises(RuntimeError, match="broken"):
+            fitted(trainer, callbacks=[Killing()])
+        assert not trainer.session.has_processes
+
+
+def test_a_fit_that_loses_all_workers_again_and_again_is_made_by_the_controller(capsys):
+    """No step waits for those that are started instead, and in the end nobody is started in vain."""
 
     class Killing(lockstep.Callback):
         def on_train_batch_end(self, batch, logs=None):
             for pid in self.trainer.session.processes.pids:
                 os.kill(pid, signal.SIGKILL)
 
-    with wrapped(devices=2) as trainer:
-        with pytest.raises(WorkerError):
-            fitted(trainer, callbacks=[Killing()])
-        assert not trainer.session.has_processes
+    with wrapped() as alone, wrapped(devices=2) as trainer:
+        assert len(trainer.devices) == 2
+        for each in (alone, trainer):
+            fitted(each, callbacks=[] if each is alone else [Killing()])
+        assert trainer.num_steps == alone.num_steps == 8
+        assert trainer.digest() == alone.digest()
+    assert "was killed by SIGKILL" in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""The frameworks, each behind the one seam in `base`."""
+"""One package for each framework, which implements the backend protocol in `base`."""

@@ -1,7 +1,7 @@
-"""The array functions that each framework brings: all that the collectives, losses and metrics need of it.
+"""The protocol of the array functions that each backend brings for the collectives, losses and metrics.
 
-The order of additions, what a shard's loss weighs, the named metrics and every check are
-written once, over these functions. A framework copies, casts, adds and compares.
+The order of additions, the weight of a shard's loss, the named metrics and the checks are written once, with these
+functions.
 """
 
 from collections.abc import Sequence
@@ -12,117 +12,117 @@ from numpy.typing import NDArray
 
 
 class ArrayOps(Protocol):
-    """What a backend's module `array_ops` offers: one framework's arrays on this process's devices."""
+    """The functions of a backend's module `array_ops`, for its framework's arrays on this process's devices."""
 
     # -- for the collectives
 
-    def copy(self, array: Any, device: str) -> Any:
-        """A contiguous copy on the device, in memory of its own, that can be trained if the original can."""
+    def copy(self, arrays: Sequence[Any], device: str) -> list[Any]:
+        """Returns contiguous copies on the device, which can be trained if the originals, or none of them, can."""
 
     def cut(self, array: Any, where: Any, device: str) -> Any:
-        """Copy the examples of a slice (`...`: all of them) into contiguous memory on the device."""
+        """Returns a contiguous copy, on the device, of the examples of a slice; `...` means all examples."""
 
     def absent(self, array: Any) -> str:
-        """Why this array has no value now; empty if it has one."""
+        """Returns why this array has no value; an empty string if it has a value."""
 
     def check(self, array: Any) -> str:
-        """Why a sum cannot take the place of this array's value; empty if it can."""
+        """Returns why a sum cannot replace this array's value; an empty string if it can."""
 
     def add(self, left: Any, right: Any) -> Any:
-        """left + right on the left array's device, in memory of its own."""
+        """Returns left + right on the left array's device, in new memory."""
 
     def write(self, value: Any, target: Any) -> Any:
-        """Write the value into the target; a copy on the target's device if the framework writes to no array."""
+        """Writes the value to the target and returns the target. If arrays are immutable: a copy of the value."""
 
     # -- for the averages of `lockstep.EMA`
 
     def widen(self, array: Any) -> Any:
-        """A copy on the device of the array, in float32 or wider if it is a floating type."""
+        """Returns a copy on the array's device; floats shorter than float32 become float32."""
 
     def update_averages(self, averages: Sequence[Any], values: Sequence[Any], decay: float) -> Sequence[Any]:
-        """`decay * average + (1 - decay) * value` for each pair, in place if the framework can write to an array.
+        """Returns `decay * average + (1 - decay) * value` for each pair, computed in place if possible.
 
-        Both products and the sum are rounded one by one, in the type of the average: a fused multiply-add would give
-        other bits.
+        Both products and the sum are rounded one by one, in the type of the average, because a fused multiply-add
+        would give other bits.
         """
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
-        """A copy as numpy."""
+        """Returns a numpy copy of the array."""
 
     def from_numpy(self, data: NDArray[Any], like: Any) -> Any:
-        """A copy of a numpy array on the device of `like`."""
+        """Returns a copy of a numpy array on the device of `like`."""
 
     # -- for losses and metrics. They also run inside jax.jit and tf.function, so none but `to_host` reads a value.
 
     def is_array(self, value: Any) -> bool:
-        """Whether this is one of the framework's arrays."""
+        """Returns whether this is one of the framework's arrays."""
 
     def as_array(self, value: Any) -> Any:
-        """A number or a list of numbers as an array; an array as it is."""
+        """Returns a number or a list of numbers as an array, and an array as it is."""
 
     def to_host(self, array: Any) -> NDArray[np.generic] | None:
-        """The elements in numpy; None while the framework traces, because there are none yet."""
+        """Returns the elements in numpy; None while the framework traces a function, when they have no values."""
 
     def shape(self, array: Any) -> tuple[int, ...]:
-        """The lengths of its axes; none for one number."""
+        """Returns the array's shape; () for a scalar."""
 
     def reshape(self, array: Any, shape: tuple[int, ...]) -> Any:
-        """The same elements in another shape."""
+        """Returns the array's elements in another shape."""
 
     def double(self, array: Any) -> Any:
-        """The array in the type in which sums are made (float64 if the framework has it), cut off from gradients."""
+        """Returns the array in the dtype in which losses and metrics are summed: float64 if the framework has it."""
 
     def cast_like(self, value: Any, array: Any) -> Any:
-        """An array or a number in the type, and on the device, of `array`."""
+        """Returns an array or a number in the type, and on the device, of `array`."""
 
     def average(self, array: Any) -> Any:
-        """The mean of all elements, in the array's own type."""
+        """Returns the mean of all elements, in the array's own type."""
 
     def average_rows(self, array: Any, examples: int) -> Any:
-        """The mean of every example's elements: a vector."""
+        """Returns the mean of every example's elements, as a vector."""
 
     def total(self, array: Any) -> Any:
-        """The sum of all elements, in the array's own type."""
+        """Returns the sum of all elements, in the array's own type."""
 
     def scale(self, array: Any, factor: Any) -> Any:
-        """array * factor, in the array's type."""
+        """Returns array * factor, in the array's type."""
 
     def divide(self, array: Any, by: Any) -> Any:
-        """array / by; what it gives if `by` is 0 is not used."""
+        """Returns array / by. If `by` is 0, the result is not used."""
 
     def as_weight(self, value: Any) -> Any:
-        """A number by which a sum is divided, so that it can be compared with 0."""
+        """Returns a number by which a sum is divided, in a type that can be compared with 0."""
 
     def as_column(self, weights: Any, values: Any) -> Any:
-        """One weight per example, shaped (examples, 1, ...) as `values` are, for what these are divided by."""
+        """Returns one weight per example in the shape (examples, 1, ...), with as many axes as `values`."""
 
     def where(self, condition: Any, array: Any, other: Any) -> Any:
-        """`array` if the condition holds, else `other`, element by element."""
+        """Returns `array` if the condition is true, else `other`, element by element."""
 
     def any_nonzero(self, array: Any) -> Any:
-        """Whether an element is not 0."""
+        """Returns whether an element is not 0."""
 
     def is_finite_nonzero(self, value: Any) -> Any:
-        """Whether one number is finite and not 0."""
+        """Returns whether a scalar is finite and not 0."""
 
     def is_short(self, array: Any) -> bool:
-        """Whether the array's type is shorter than the one in which gradients are added, so that it rounds shares."""
+        """Returns whether gradients of this dtype are added in a wider dtype, so that a scaled one would be rounded."""
 
     def argmax(self, array: Any, axis: int) -> Any:
-        """The position of the largest element on an axis."""
+        """Returns the position of the largest element on an axis."""
 
     def has_in_top(self, array: Any, labels: Any, num: int, axis: int) -> Any:
-        """Whether the label is among the positions of the `num` largest elements on the axis."""
+        """Returns whether the label is among the positions of the `num` largest elements on the axis."""
 
     def equal(self, left: Any, right: Any) -> Any:
-        """Whether elements are equal as numbers, whatever their types."""
+        """Returns whether elements are equal as numbers, whatever their types."""
 
     def count_true(self, array: Any) -> Any:
-        """The number of elements that are true."""
+        """Returns the number of elements that are true."""
 
 
 def name_dtype(array: Any) -> str:
-    """The name of the type of an array of any framework.
+    """Returns the name of the type of an array of any framework.
 
     >>> import numpy
     >>> name_dtype(numpy.ones(2, "float16"))

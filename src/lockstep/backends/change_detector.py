@@ -1,13 +1,13 @@
-"""Whether the script has written to something since the last time that was asked."""
+"""Detects whether the script has written to the state."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 class ChangeDetector:
-    """Compares what `read` returns (counters, addresses, checksums) with what it returned before.
+    """Compares what `read` returns (counters, addresses, checksums) with what it returned the last time.
 
-    Nothing is read before the first question, which only workers make necessary: with one replica it costs nothing.
+    Nothing is read before the first call of `has_changed`, which is made only if there are workers.
 
     >>> weights = [1.0, 2.0]
     >>> detector = ChangeDetector(lambda: list(weights))
@@ -23,11 +23,11 @@ class ChangeDetector:
         self._last: list[Any] | None = None
 
     def has_changed(self) -> bool:
-        """Return whether anything has changed since the last question; False the first time."""
+        """Returns whether anything has changed since the last call; False the first time."""
         last, self._last = self._last, self._read()
         return last is not None and last != self._last
 
     def accept(self) -> None:
-        """Take what is there now as known, because Lockstep itself has written it."""
+        """Accepts the present state, which Lockstep itself has written; later calls compare with it."""
         if self._last is not None:
             self._last = self._read()

@@ -1,10 +1,10 @@
-"""Which losses are Keras's: they go with Keras models and with TensorFlow's functions. Nothing is imported here."""
+"""Finds out whether a loss belongs to Keras, without importing Keras."""
 
 from typing import Any
 
 
 def is_of_keras(loss: Any) -> bool:
-    """Whether a loss, or the function that it wraps, is one of Keras's, which give one value per example."""
+    """Returns whether a loss, or the function that it wraps, is defined by Keras and so gives one value per example."""
     function = getattr(loss, "fn", loss)
     if hasattr(function, "call"):
         function = type(function).call

@@ -1,4 +1,4 @@
-"""Pickling: objects whose own way into a pickle loses something, as what they hold."""
+"""Pickles objects by their attributes if their own `__reduce__` drops some of the attributes."""
 
 import copyreg
 import io
@@ -7,11 +7,12 @@ from typing import Any
 
 import cloudpickle
 
-Reduction = Callable[[Any], tuple[Any, ...]]
+# What `__reduce__` may return: a tuple, or the name of a global; NotImplemented leaves the value to pickle.
+Reduction = Callable[[Any], Any]
 
 
 def dump(value: Any, reductions: Mapping[type, Reduction]) -> bytes:
-    """One pickle; an instance of one of these types goes in as its reduction says.
+    """Pickles a value with cloudpickle; `reductions` has a function in place of `__reduce__` for some types.
 
     >>> class Loss:
     ...     def __reduce__(self): return Loss, ()
@@ -26,7 +27,7 @@ def dump(value: Any, reductions: Mapping[type, Reduction]) -> bytes:
 
 
 def by_attributes(value: Any) -> tuple[Any, ...]:
-    """An object as what it holds."""
+    """Returns how pickle should store an object: as its class and its attributes."""
     return copyreg.__newobj__, (type(value),), vars(value)  # type: ignore[attr-defined]  # pickle's own
 
 
@@ -37,6 +38,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without stubs it i
 
     def reducer_override(self, value: Any) -> Any:
         for kind, reduction in self._reductions.items():
-            if isinstance(value, kind):
-                return reduction(value)
+            if isinstance(value, kind) and (reduced := reduction(value)) is not NotImplemented:
+                return reduced
         return super().reducer_override(value)

@@ -1,6 +1,6 @@
-"""Callbacks, which `fit` calls at fixed moments, with Keras's names.
+"""Callbacks, which `fit` calls at fixed moments; their methods have the same names as in Keras.
 
-matplotlib and tensorboard are only imported when a run that uses them begins.
+matplotlib and tensorboard are only imported when a run with a callback that needs them begins.
 """
 
 from lockstep.callbacks.base import Callback

@@ -1,16 +1,21 @@
-"""CallbackList: several callbacks called as one, so that the training loop calls each moment once."""
+"""Combines several callbacks into one, so that the training loop calls each method once."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from lockstep.callbacks.backups import Backup, Restored, adapt_callback
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs, Params, SharedLogs
+from lockstep.callbacks.keras_adapter import KerasCallback
+from lockstep.callbacks.keras_backups import Backup, Restored, adapt_callback
+from lockstep.callbacks.schedule import LearningRateSchedule
 from lockstep.errors import CallbackError, StateError
+
+_READERS = ("lockstep.display.", "lockstep.callbacks.ema", "lockstep.callbacks.tensorboard")
+_IDLE = {Callback.on_train_batch_begin, Callback.on_train_batch_end}
 
 
 class CallbackList(Callback):
-    """Calls every moment of `callbacks`, in the order given, with logs that all of them share.
+    """A callback whose methods call the same method of several callbacks in order, with the same logs.
 
     >>> class Print(Callback):
     ...     def on_epoch_end(self, epoch: int, logs: Logs = NO_LOGS) -> None:
@@ -60,12 +65,12 @@ class CallbackList(Callback):
     def on_test_end(self, logs: Logs = NO_LOGS) -> None:
         self._call("on_test_end", logs)
 
-    def state_dict(self) -> list[dict[str, Any]]:  # type: ignore[override]  # one for each, not one
-        """Return the class name and the state of every callback that has a state, in order."""
+    def state_dict(self) -> list[dict[str, Any]]:  # type: ignore[override]  # one dict for each callback
+        """Returns the class name and the state of every callback that overrides `state_dict`, in order."""
         return [{"name": type(callback).__name__, "state": callback.state_dict()} for callback in self._stateful()]
 
     def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:  # type: ignore[override]
-        """Give every state to its callback; raise if the callbacks with a state are not those that were saved."""
+        """Loads every state into its callback; raises StateError if the classes of the callbacks have changed."""
         callbacks = self._stateful()
         saved, given = [part["name"] for part in state], [type(callback).__name__ for callback in callbacks]
         if saved != given:
@@ -77,29 +82,34 @@ class CallbackList(Callback):
             callback.load_state_dict(part["state"])
 
     @property
+    def are_quiet(self) -> bool:
+        """Whether nothing that a step uses can change between two steps of an epoch: none runs code of the script."""
+        return not any(map(_acts_between_steps, self.callbacks))
+
+    @property
     def restored(self) -> Restored | None:
-        """What Keras's BackupAndRestore has restored, once training has begun."""
+        """The backup that Keras's BackupAndRestore has restored when training began; None if there was no backup."""
         return next((each.found for each in self.callbacks if isinstance(each, Backup) and each.found), None)
 
     def close(self) -> None:
-        """Close every callback, in order, also if one of them raises."""
+        """Closes every callback in order, even if one of them raises."""
         with ExitStack() as stack:
             for callback in reversed(self.callbacks):
                 stack.callback(callback.close)
 
     def _call(self, moment: str, logs: Logs, *index: int) -> None:
-        # A plain dict can be written to as it is; values that are computed when they are read stay uncomputed.
+        # Callbacks can write to a plain dict. Any other mapping computes its values when they are read, and is wrapped.
         shared = logs if isinstance(logs, dict) else SharedLogs(logs)
         for callback in self.callbacks:
             getattr(callback, moment)(*index, shared)
 
     def _stateful(self) -> list[Callback]:
-        """The callbacks that override `state_dict`; a resumed run may leave out or add the others."""
+        """Returns the callbacks that override `state_dict`; a resumed run may leave out or add other callbacks."""
         return [callback for callback in self.callbacks if type(callback).state_dict is not Callback.state_dict]
 
 
 def check_callbacks(callbacks: Iterable[Any] | None) -> tuple[Callback, ...]:
-    """Return the callbacks as a tuple, Keras's wrapped as Lockstep's; raise if one is not a callback."""
+    """Returns the callbacks as a tuple, with Keras callbacks wrapped; raises CallbackError for any other object."""
     if callbacks is None:  # Keras's default
         return ()
     if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
@@ -113,13 +123,25 @@ def check_callbacks(callbacks: Iterable[Any] | None) -> tuple[Callback, ...]:
         if not isinstance(callback, Callback):
             raise CallbackError(
                 f"callbacks[{position}] is {_show(callback)}, not a lockstep.Callback. "
-                "Subclass lockstep.Callback and override on_epoch_end or another of its methods."
+                "Subclass lockstep.Callback and override on_epoch_end or another method."
             )
     return result
 
 
+def _acts_between_steps(callback: Callback) -> bool:
+    """Returns whether a callback does anything for a batch, other than Lockstep's own that only read."""
+    if type(callback).__module__.startswith(_READERS):
+        return False
+    if type(callback) is LearningRateSchedule:
+        return callback.per == "step"
+    if type(callback) is KerasCallback:
+        return callback.acts_on_batches
+    methods = (callback.on_train_batch_begin, callback.on_train_batch_end)
+    return {getattr(method, "__func__", None) for method in methods} != _IDLE
+
+
 def _show(value: object) -> str:
-    """A value for an error message: a callback by its class, anything else by its repr."""
+    """Returns a value as text for an error message: the class of a callback, the repr of any other object."""
     return f"{type(value).__name__}()" if isinstance(adapt_callback(value), Callback) else repr(value)
 
 

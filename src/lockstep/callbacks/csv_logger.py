@@ -1,4 +1,4 @@
-"""CSV logger: one row per epoch, in a file that can be read while training continues."""
+"""Writes one row per epoch to a CSV file, which can be read while training continues."""
 
 import csv
 from collections.abc import Mapping
@@ -20,22 +20,20 @@ Row = Mapping[str, str | int | float]
 
 
 class CSVLogger(Callback):
-    """Writes one row per epoch, with every digit; the row is on the disk when the epoch ends.
+    """Writes a row with the values of each epoch, in full precision, to the CSV file `path` when the epoch ends.
 
-    Rows that the file had before stay above, unless `append=False`. A resumed run continues its own rows: those of
-    epochs that it repeats are dropped, those that the file has lost come from the history. A metric that appears later
-    gets a column, which is empty in the rows before.
+    With `append=True` the rows that the file has already are kept. A resumed run continues its own rows: rows of epochs
+    that it repeats are removed, and rows that are missing from the file are written again from the history. A metric
+    that appears later gets a new column, which is empty in the earlier rows.
 
-    >>> import tempfile
-    >>> from types import SimpleNamespace
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     logger = CSVLogger(folder + "/log.csv")
-    ...     logger.on_train_begin()
-    ...     logger.on_epoch_begin(0)
-    ...     logger.on_epoch_end(0, {"loss": 0.5, "accuracy": 0.75})
-    ...     print(Path(folder + "/log.csv").read_text(), end="")
-    epoch,loss,accuracy
-    0,0.5,0.75
+    >>> import lockstep, tempfile, torch
+    >>> x, y = torch.eye(8), torch.arange(8) % 2
+    >>> net = torch.nn.Linear(8, 2)
+    >>> sgd, loss = torch.optim.SGD(net.parameters(), lr=0.5), torch.nn.CrossEntropyLoss()
+    >>> with tempfile.TemporaryDirectory() as folder, lockstep.wrap(net, sgd, loss, metrics=["accuracy"]) as trainer:
+    ...     history = trainer.fit((x, y), epochs=2, callbacks=[CSVLogger(folder + "/log.csv")], verbose=0)
+    ...     Path(folder + "/log.csv").read_text().splitlines()[0]
+    'epoch,loss,accuracy'
     """
 
     def __init__(self, path: str | PathLike[str], append: bool = True) -> None:
@@ -46,7 +44,7 @@ class CSVLogger(Callback):
     def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
         self._table: CSVTable | None = None
         self._rows_before: int | None = None
-        """The number of rows that other runs have left in the file; None before the first epoch of this one."""
+        """The number of rows that other runs have written to the file; None before the first epoch of this run."""
 
     def on_epoch_begin(self, epoch: int, logs: Logs = NO_LOGS) -> None:
         if self._table is None:
@@ -70,7 +68,7 @@ class CSVLogger(Callback):
         return table
 
     def _resume_table(self, epoch: int, num_before: int) -> "CSVTable":
-        """The table as it was when this epoch began the first time."""
+        """Returns the table in the file without the rows of epochs that the resumed run repeats."""
         table = CSVTable.read(self.path)
         others, own = table.rows[:num_before], table.rows[num_before:]
         history = self.trainer.history
@@ -87,7 +85,7 @@ class CSVLogger(Callback):
 
 @dataclass
 class CSVTable:
-    """The rows of a CSV file, to which rows and columns can be added; the file is whole at any moment.
+    """A table in a CSV file, to which rows and columns can be added; the file is complete at any moment.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -106,19 +104,19 @@ class CSVTable:
 
     @classmethod
     def read(cls, path: Path) -> "CSVTable":
-        """Read the table in a file; empty if there is no file, and without a last row that was cut off."""
+        """Returns the table in a file, without an incomplete last row; an empty table if the file does not exist."""
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         lines = csv.reader(StringIO(text[: text.rfind("\n") + 1]))
         header, *rows = [line for line in lines if line] or [[EPOCH]]
         if EPOCH not in header:
             raise CallbackError(
-                f"CSVLogger cannot append to {path}: it has no column {EPOCH!r}, and begins with "
+                f"CSVLogger cannot append to {path}, because the file has no column {EPOCH!r}: it begins with "
                 f"{text.partition(chr(10))[0][:60]!r}. Use another path, or append=False."
             )
         return cls(path, header, [dict(zip(header, row, strict=False)) for row in rows])
 
     def add(self, row: Row) -> None:
-        """Add a row to the file."""
+        """Adds a row to the table and to the file, with new columns for the names that have no column yet."""
         new = [name for name in row if name not in self.columns]
         self.columns += new
         self.rows.append(row)
@@ -128,7 +126,7 @@ class CSVTable:
             append_to_file(self.path, self._format([row]))
 
     def write(self) -> None:
-        """Write the whole file."""
+        """Replaces the file atomically with the table."""
         header = dict(zip(self.columns, self.columns, strict=True))
         replace_file(self.path, self._format([header, *self.rows]))
 

@@ -1,26 +1,29 @@
-"""Early stopping: end training when a metric no longer improves."""
+"""Ends training when a metric no longer improves."""
 
 from typing import Any
 
-from lockstep.backends.base import Array
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs
 from lockstep.core.arguments import check_flag, check_integer, check_number
 from lockstep.core.monitor import Monitor
+from lockstep.core.types import Array
 from lockstep.errors import CallbackError
 
 
 class EarlyStopping(Callback):
-    """Stops after `patience` epochs in a row without an improvement of the metric, as in Keras.
+    """Stops training after `patience` epochs in a row without an improvement of a metric, as in Keras.
 
-    An improvement is larger than `min_delta`. With a `baseline`, only a value that is also better than that resets the
-    count. Epochs before `start_from_epoch` do not count. `restore_best` gives the model, at the end of training, the
-    weights and running statistics of its best epoch, of which a copy is kept on the host; the optimizer state stays.
+    `monitor` is the metric's name. An improvement must be larger than `min_delta`; `mode` says whether lower values
+    ("min") or higher values ("max") are better, or that the name decides it ("auto"). With a `baseline`, the count of
+    epochs is only reset by an improvement that is also better than the baseline. Epochs before `start_from_epoch` do
+    not count. With `restore_best=True` the model gets the weights and running statistics of its best epoch back at the
+    end of training; a copy of them is kept on the host. The optimizer state is not restored.
 
-    >>> import lockstep, numpy as np
-    >>> from lockstep.backends.numpy import SGD, Dense
-    >>> x, y = np.eye(8), np.arange(8) % 2
+    >>> import lockstep, torch
+    >>> x, y = torch.eye(8), torch.arange(8) % 2
+    >>> net = torch.nn.Linear(8, 2)
+    >>> sgd, loss = torch.optim.SGD(net.parameters(), lr=0.0), torch.nn.CrossEntropyLoss()
     >>> callback = EarlyStopping("loss", patience=2, min_delta=1e-6, restore_best=True)
-    >>> with lockstep.wrap(Dense([8, 2], seed=1), SGD(0.0), "cross_entropy") as trainer:
+    >>> with lockstep.wrap(net, sgd, loss) as trainer:
     ...     history = trainer.fit((x, y), epochs=10, callbacks=[callback], verbose=0)
     >>> len(history.epoch), callback.stopped_epoch, callback.best_epoch
     (3, 2, 0)
@@ -65,7 +68,7 @@ class EarlyStopping(Callback):
             if self.baseline is None or self.monitor.is_better(value, self.baseline):
                 self.wait = 0
             return
-        if self.best_epoch is None:  # only NaN so far: the first epoch counts as the best
+        if self.best_epoch is None:  # all values so far are NaN: the first epoch is used as the best
             self._note_best(epoch)
         if self.wait >= self.patience and epoch > 0:
             self.stopped_epoch = epoch

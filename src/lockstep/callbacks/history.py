@@ -1,7 +1,7 @@
-"""History: the values of every epoch; what `fit` returns.
+"""The history of a run, which `fit` returns: the loss and the metrics of every epoch.
 
-Every list has one entry per finished epoch. If a value was not measured in an epoch, its entry is NaN, so all
-lists have the same length.
+Every list has one entry per finished epoch. If a value was not measured in an epoch, its entry is NaN, so all lists
+have the same length.
 """
 
 import csv
@@ -15,13 +15,13 @@ from typing import Any
 
 from lockstep.callbacks.base import Logs
 from lockstep.core.atomic_file import replace_file
-from lockstep.display.curves import draw, in_notebook, render_picture, show_picture
+from lockstep.display.curve_pictures import draw, in_notebook, render_picture, show_picture
 from lockstep.display.number_format import format_duration, format_significant, to_float
 
 
 @dataclass(repr=False)
 class History:
-    """The values of every finished epoch, with Keras's names.
+    """The loss and the metrics of every finished epoch, in attributes with the same names as in Keras.
 
     >>> history = History(devices=("cpu:0", "cpu:1"))
     >>> history.record(0, {"loss": 0.7, "accuracy": 0.75, "val_accuracy": 0.81}, seconds=9.4)
@@ -36,14 +36,14 @@ class History:
 
     devices: tuple[str, ...] = ()
     history: dict[str, list[float]] = field(default_factory=dict)
-    """One value per epoch, by name: loss, val_loss, … and what callbacks wrote into the logs."""
+    """A list of one value per epoch for each name: loss, val_loss, …, and values that callbacks wrote into the logs."""
     epoch: list[int] = field(default_factory=list)
-    """The numbers of the epochs, from 0."""
+    """The numbers of the epochs, counted from 0."""
     seconds: list[float] = field(default_factory=list)
     """The training time of each epoch, without validation."""
 
     def record(self, epoch: int, logs: Logs, seconds: float) -> None:
-        """Add a finished epoch; read every value of `logs` once.
+        """Adds the values of a finished epoch; reads every value of `logs` once.
 
         >>> history = History()
         >>> history.record(0, {"loss": 0.5}, seconds=1.5)
@@ -59,7 +59,7 @@ class History:
         self.seconds.append(float(seconds))
 
     def amend(self, logs: Logs) -> None:
-        """Replace the newest epoch's values by `logs`, into which callbacks may have written since.
+        """Replaces the values of the last epoch with `logs`, into which callbacks may have written since.
 
         >>> history = History()
         >>> history.record(0, {"loss": 0.5}, seconds=1.5)
@@ -74,7 +74,7 @@ class History:
         self.record(self.epoch.pop(), logs, self.seconds.pop())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values, for a checkpoint.
+        """Returns the values of all epochs, for a checkpoint.
 
         >>> history = History(devices=("cpu:0",))
         >>> history.record(0, {"loss": 0.5}, seconds=1.5)
@@ -85,7 +85,7 @@ class History:
         return {"history": columns, "epoch": list(self.epoch), "seconds": list(self.seconds)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load saved values; the devices stay those of the present run.
+        """Loads the values of all epochs that `state_dict` returned; `devices` does not change.
 
         >>> history = History(devices=("cpu:0", "cpu:1"))
         >>> history.load_state_dict({"history": {"loss": [0.5]}, "epoch": [0], "seconds": [1.5]})
@@ -97,25 +97,29 @@ class History:
         self.seconds = list(state["seconds"])
 
     def __getitem__(self, name: str) -> list[float]:
-        """Return one value per epoch, as `history.history[name]`.
+        """Returns the list of one value per epoch, as `history.history[name]`.
 
         >>> History(history={"loss": [0.5]})["loss"]
         [0.5]
         """
         if name not in self.history:
-            raise KeyError(f"{name}; the history has {', '.join(self.history) or 'no values yet'}")
+            raise KeyError(
+                f"The history has no values named {name!r}. Use one of {', '.join(self.history)}."
+                if self.history
+                else f"The history has no values named {name!r}, because no epoch has finished yet."
+            )
         return self.history[name]
 
     def __contains__(self, name: object) -> bool:
-        """Whether there are values of this name."""
+        """Returns whether there are values of this name."""
         return name in self.history
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
+        """Iterates over the names."""
         return iter(self.history)
 
     def last(self) -> dict[str, float]:
-        """Return the newest epoch's values.
+        """Returns the values of the last epoch by name.
 
         >>> history = History()
         >>> history.record(0, {"loss": 0.5}, seconds=1.5)
@@ -125,7 +129,7 @@ class History:
         return {name: column[-1] for name, column in self.history.items() if column}
 
     def summarize(self) -> str:
-        """Return one line with the result of the run, its speed and its devices.
+        """Returns one line of text with the result of the run, the time per epoch and the devices.
 
         >>> history = History(devices=("cpu:0", "cpu:1", "cpu:2", "cpu:3"))
         >>> history.record(0, {"loss": 0.31, "accuracy": 0.9}, seconds=0.034)
@@ -138,10 +142,11 @@ class History:
         return f"{self._describe_result()}, {format_duration(mean)} sec/epoch{self._describe_devices()}"
 
     def plot(self, path: str | PathLike[str] | None = None) -> Path | None:
-        """Draw the curves into a picture file (PNG, SVG, PDF, by its ending) and return its path.
+        """Draws the curves of loss and metrics into a picture file, and returns the path of the file.
 
-        Loss in one panel, metrics in the next, validation dashed. Needs matplotlib, but no display. In a notebook
-        `history.plot()` shows the picture; elsewhere that writes `curves.png`.
+        The ending of `path` decides the format: PNG, SVG or PDF. Without a path the file is `curves.png`; in a notebook
+        the picture is shown instead, and None is returned. Validation curves are dashed. Raises `MissingExtra` if
+        matplotlib is not installed; no display is needed.
 
         >>> history = History()
         >>> history.record(0, {"loss": 0.5, "val_loss": 0.6}, seconds=1.0)
@@ -160,7 +165,7 @@ class History:
         return target
 
     def to_csv(self, path: str | PathLike[str]) -> Path:
-        """Write one row per epoch, with every digit, and return the path of the file.
+        """Writes a CSV file with one row per epoch, in full precision, and returns the path of the file.
 
         >>> history = History()
         >>> history.record(0, {"loss": 0.5}, seconds=1.5)
@@ -185,7 +190,7 @@ class History:
         return f"History({epochs}: {last})" if last else f"History({epochs})"
 
     def _describe_result(self) -> str:
-        """The last validation accuracy, or the best substitute that was measured."""
+        """Returns a text with the last validation accuracy; if this was not measured, with another value."""
         for name, label in (("val_accuracy", "val acc"), ("accuracy", "train acc")):
             if name in self.history:
                 return f"{label}: {self._find_last(name):.2f}"
@@ -195,12 +200,12 @@ class History:
         return f"{len(self.epoch)} epochs"
 
     def _find_last(self, name: str) -> float:
-        """The newest value that was measured; NaN if none was."""
+        """Returns the value of the last epoch in which `name` was measured; NaN if it was never measured."""
         measured = [value for value in self.history[name] if not math.isnan(value)]
         return measured[-1] if measured else math.nan
 
     def _describe_devices(self) -> str:
-        """The devices as the end of a sentence; empty if they are not known."""
+        """Returns a text with the devices for the end of a sentence; an empty text if the devices are not known."""
         if not self.devices:
             return ""
         if len(self.devices) == 1:

@@ -1,8 +1,9 @@
-"""Adapter that runs unchanged Keras callbacks as Lockstep's.
+"""Runs unchanged Keras callbacks as callbacks of Lockstep.
 
-A Keras callback knows its model, not a trainer: it stops by `model.stop_training`, reads and writes weights and the
-learning rate there, and saves by `model.save`. All of this works because the trainer's model is the script's own, kept
-up to date. No framework is imported here: a Keras callback is recognized by its `set_model`.
+A Keras callback refers to a model instead of a trainer: it stops training through `model.stop_training`, reads and
+writes the weights and the learning rate of the model, and saves with `model.save`. This works because the trainer's
+model is the script's own model, with the current state. Keras is not imported here: a Keras callback is recognized by
+its method `set_model`.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ from lockstep.callbacks.base import NO_LOGS, Callback, Logs, Params, SharedLogs
 
 
 def is_keras_callback(callback: Any) -> bool:
-    """Whether this is an instance of a Keras callback.
+    """Returns whether `callback` is an instance of a Keras callback.
 
     >>> is_keras_callback(Callback()), is_keras_callback(3)
     (False, False)
@@ -21,7 +22,7 @@ def is_keras_callback(callback: Any) -> bool:
 
 
 class KerasCallback(Callback):
-    """One Keras callback.
+    """Runs one Keras callback as a callback of Lockstep.
 
     >>> class Print:
     ...     set_model = set_params = lambda self, given: None
@@ -35,15 +36,20 @@ class KerasCallback(Callback):
         # Reading the logs may wait for a device, so a batch method is only called if the callback overrides it.
         self._batch_methods = {name for name in _OLD_NAMES if _overrides(callback, name)}
 
+    @property
+    def acts_on_batches(self) -> bool:
+        """Whether the Keras callback is called for batches."""
+        return bool(self._batch_methods)
+
     def set_trainer(self, trainer: Any) -> None:
-        """Give the callback the trainer's model."""
+        """Passes the trainer's model to the Keras callback."""
         super().set_trainer(trainer)
         if trainer is not None:
             trainer.model.stop_training = False
             self.callback.set_model(trainer.model)
 
     def set_params(self, params: Params) -> None:
-        """Give the callback the arguments of `fit` by Keras's names."""
+        """Passes the arguments of `fit` to the Keras callback, under the names that Keras uses."""
         super().set_params(params)
         self.callback.set_params(
             {"verbose": params.get("verbose", 1), "epochs": params.get("epochs"), "steps": params.get("steps")}
@@ -76,7 +82,7 @@ class KerasCallback(Callback):
         self._call("on_test_end", logs=logs)
 
     def _call(self, moment: str, *index: int, logs: Logs) -> None:
-        """Call the callback with a dict, as Keras does, then stop the trainer if the callback has stopped the model."""
+        """Calls a method of the Keras callback with a dict; stops training if the callback has set `stop_training`."""
         method = getattr(self.callback, moment, None)
         if method is not None:
             method(*index, logs=logs.to_dict() if isinstance(logs, SharedLogs) else logs)
@@ -88,7 +94,7 @@ _OLD_NAMES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "o
 
 
 def _overrides(callback: Any, name: str) -> bool:
-    """Whether the callback has its own method for this moment, by its new name or its old one."""
+    """Returns whether the callback overrides the method `name`, or the method with the older name for it."""
     kinds = [kind for kind in type(callback).__mro__ if kind.__name__ != "Callback"]
     names = (name, _OLD_NAMES[name])
     return any(each in vars(kind) for kind in kinds for each in names) or any(each in vars(callback) for each in names)

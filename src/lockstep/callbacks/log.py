@@ -1,4 +1,4 @@
-"""Log: passes the values of a run to a function, such as `wandb.log`."""
+"""Passes the loss and the metrics of a run to a function, such as `wandb.log`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,17 +9,20 @@ from lockstep.errors import CallbackError
 
 
 class Log(Callback):
-    """Calls `function` after every epoch with a dict: its values as floats, the number of the epoch and of the step.
+    """Calls `function` after every epoch with a dict of the values of the epoch, its number, and the number of steps.
 
-    With `every=100` also after every hundredth step, with the means so far in the epoch; reading them waits for the
-    device. The step counts from 1 and over the whole run.
+    With `every=100` the function is also called after every hundredth step, with the means over the epoch so far;
+    reading these waits for the device. Epochs count from 0. Steps count from 1, over the whole run.
 
-    >>> from types import SimpleNamespace
-    >>> log = Log(print)
-    >>> log.set_trainer(SimpleNamespace(num_steps=235))
-    >>> log.on_epoch_begin(0)
-    >>> log.on_epoch_end(0, {"loss": 0.5, "val_loss": 0.75})
-    {'epoch': 0, 'step': 235, 'loss': 0.5, 'val_loss': 0.75}
+    >>> import lockstep, torch
+    >>> x, y = torch.eye(8), torch.arange(8) % 2
+    >>> net = torch.nn.Linear(8, 2)
+    >>> sgd, loss = torch.optim.SGD(net.parameters(), lr=0.0), torch.nn.CrossEntropyLoss()
+    >>> log = Log(lambda values: print({**values, "loss": "…"}))  # or Log(wandb.log)
+    >>> with lockstep.wrap(net, sgd, loss) as trainer:
+    ...     history = trainer.fit((x, y), epochs=2, batch_size=4, callbacks=[log], verbose=0)
+    {'epoch': 0, 'step': 2, 'loss': '…'}
+    {'epoch': 1, 'step': 4, 'loss': '…'}
     """
 
     def __init__(self, function: Callable[[dict[str, Any]], object], every: int | str = "epoch") -> None:

@@ -1,4 +1,4 @@
-"""Reduce the learning rate when a metric no longer improves."""
+"""Reduces the learning rate when a metric no longer improves."""
 
 from typing import Any
 
@@ -12,17 +12,19 @@ from lockstep.errors import CallbackError
 class ReduceLROnPlateau(Callback):
     """Multiplies the learning rates by `factor` after `patience` epochs without an improvement, as in Keras.
 
-    Then `cooldown` epochs pass before the next count begins. The rate of every group of parameters is reduced, down to
-    `min_lr`; a rate that is smaller already stays.
+    `monitor` is the metric's name, and an improvement must be larger than `min_delta`. `mode` says whether lower values
+    ("min") or higher values ("max") are better, or that the name decides it ("auto"). After a reduction, epochs are
+    not counted for `cooldown` epochs. The rate of every group of parameters is reduced, but not below `min_lr`.
 
-    >>> from types import SimpleNamespace
-    >>> callback = ReduceLROnPlateau("loss", factor=0.5, patience=2)
-    >>> callback.set_trainer(SimpleNamespace(learning_rates=(0.1, 0.01)))
-    >>> callback.on_train_begin()
-    >>> for epoch, loss in enumerate((0.5, 0.5, 0.5)):
-    ...     callback.on_epoch_end(epoch, {"loss": loss})
-    >>> callback.trainer.learning_rates
-    (0.05, 0.005)
+    >>> import lockstep, torch
+    >>> x, y = torch.eye(8), torch.arange(8) % 2
+    >>> net = torch.nn.Linear(8, 2)
+    >>> sgd, loss = torch.optim.SGD(net.parameters(), lr=0.5), torch.nn.CrossEntropyLoss()
+    >>> callback = ReduceLROnPlateau("loss", factor=0.5, patience=2, min_delta=10.0)  # no epoch is so much better
+    >>> with lockstep.wrap(net, sgd, loss) as trainer:
+    ...     history = trainer.fit((x, y), epochs=5, callbacks=[callback], verbose=0)
+    ...     trainer.learning_rates
+    (0.125,)
     """
 
     def __init__(
@@ -40,7 +42,8 @@ class ReduceLROnPlateau(Callback):
         check_number("min_lr", min_lr, CallbackError, 0)
         if not 0 < factor < 1:
             raise CallbackError(
-                f"factor must be above 0 and below 1: it multiplies the learning rate. Got {factor}. Use factor=0.1."
+                f"factor, which multiplies the learning rate, must be above 0 and below 1. Got {factor}. Use "
+                "factor=0.1."
             )
         if not min_lr >= 0:
             raise CallbackError(f"min_lr must be 0 or more. Got {min_lr}. Use min_lr=0.")

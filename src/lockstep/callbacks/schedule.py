@@ -1,7 +1,7 @@
-"""Learning rate schedules: a function of the epoch or step, or a framework's scheduler.
+"""Learning rate schedules: a function of the epoch or step, or a scheduler of a framework.
 
-A function is called before a step or an epoch and returns the rate for it; a scheduler is stepped after a step or an
-epoch. That is how Keras and PyTorch do it.
+As in Keras, a function is called before each epoch or step and returns its learning rate. As in PyTorch, the method
+`step` of a scheduler is called after each epoch or step.
 """
 
 import inspect
@@ -16,37 +16,39 @@ from lockstep.errors import CallbackError
 
 
 class Schedule(Protocol):
-    """What both kinds of schedule do around a step or an epoch."""
+    """Protocol of both kinds of schedule: functions and schedulers."""
 
     def start(self) -> None:
-        """Called before the first step or epoch of a `fit`."""
+        """Prepares the schedule for a new `fit`."""
 
     def set_rates(self, trainer: Any, index: int) -> None:
-        """Called before the step or epoch `index`."""
+        """Sets the learning rates for the step or epoch `index`, before it begins."""
 
     def advance(self) -> None:
-        """Called after a step or epoch."""
+        """Advances the schedule after a step or epoch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the schedule, in plain values."""
+        """Returns the state of the schedule as plain values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load such a state."""
+        """Loads a state that `state_dict` returned."""
 
 
 class LearningRateSchedule(Callback):
-    """Sets the learning rates before every epoch, or before every step with `per="step"`.
+    """Sets the learning rates for every epoch, or for every step with `per="step"`.
 
-    A function gets the index of the epoch in this `fit`, or of the step in the whole run, from 0; one that requires two
-    arguments also gets the present rate. It returns the rate of the first group of parameters; the other groups keep
-    their ratio to it. A scheduler, any object with `step()` and `state_dict()` such as PyTorch's, is stepped after
-    every epoch or step, and its state is part of a checkpoint.
+    `schedule` is a function or a scheduler. A function gets the index of the epoch in this `fit`, or of the step in the
+    whole run, counted from 0; a function that requires two arguments also gets the current learning rate. It returns
+    the learning rate of the first group of parameters, and the other groups keep their ratio to this rate. A scheduler
+    is an object with `step()` and `state_dict()`, such as a scheduler of PyTorch. Its `step` is called after every
+    epoch or step, and its state is part of a checkpoint.
 
-    >>> import lockstep, numpy as np
-    >>> from lockstep.backends.numpy import SGD, Dense
-    >>> x, y = np.eye(8), np.arange(8) % 2
+    >>> import lockstep, torch
+    >>> x, y = torch.eye(8), torch.arange(8) % 2
+    >>> net = torch.nn.Linear(8, 2)
+    >>> sgd, loss = torch.optim.SGD(net.parameters(), lr=0.5), torch.nn.CrossEntropyLoss()
     >>> halved = LearningRateSchedule(lambda epoch: 0.5 * 0.5**epoch)
-    >>> with lockstep.wrap(Dense([8, 2], seed=1), SGD(0.5), "cross_entropy") as trainer:
+    >>> with lockstep.wrap(net, sgd, loss) as trainer:
     ...     history = trainer.fit((x, y), epochs=3, callbacks=[halved], verbose=0)
     ...     trainer.learning_rates
     (0.125,)
@@ -87,7 +89,7 @@ class LearningRateSchedule(Callback):
 
 
 class FunctionSchedule:
-    """A function of the index, or of the index and the present rate."""
+    """A schedule that is a function of the index, or of the index and the current learning rate."""
 
     def __init__(self, function: Callable[..., Any], per: str) -> None:
         self._function = function
@@ -100,11 +102,11 @@ class FunctionSchedule:
         self._last: int | None = None
 
     def set_rates(self, trainer: Any, index: int) -> None:
-        # A run resumed in the middle of an epoch begins that epoch again; its rate is set already.
+        # A run that is resumed in the middle of an epoch begins this epoch again, with its rate already set.
         if index == self._last:
             return
         rates = read_learning_rates(trainer, "LearningRateSchedule")
-        # After a rate of 0 the ratios cannot be computed again, so those from before are used.
+        # After a rate of 0 the ratios cannot be computed again, so the earlier ratios are used.
         if len(self._ratios) != len(rates) or (self._last is None and rates[0] > 0):
             self._ratios = _compute_ratios(rates)
         value = self._function(index, rates[0]) if self._takes_rate else self._function(index)
@@ -135,18 +137,18 @@ class FunctionSchedule:
 
 
 class SchedulerSchedule:
-    """A framework's own scheduler, which sets the optimizer's rates itself."""
+    """A schedule that is a scheduler of a framework, which sets the optimizer's learning rates itself."""
 
     def __init__(self, scheduler: Any) -> None:
         if not callable(getattr(scheduler, "state_dict", None)):
             raise CallbackError(
-                f"A scheduler needs step() and state_dict(), and this {type(scheduler).__name__} has no state_dict. "
-                "Give it one, or use a function of the step."
+                f"The scheduler {type(scheduler).__name__} has no state_dict(), which a checkpoint needs. Add a "
+                "state_dict method to its class, or use a function of the epoch or step."
             )
         if _count_arguments(scheduler.step)[0]:
             raise CallbackError(
-                f"LearningRateSchedule calls step() without a metric, and {type(scheduler).__name__}.step needs one. "
-                "Use lockstep.ReduceLROnPlateau."
+                f"LearningRateSchedule calls step() without arguments, but {type(scheduler).__name__}.step requires an "
+                "argument. Use lockstep.ReduceLROnPlateau if the argument is a metric."
             )
         self._scheduler = scheduler
 
@@ -167,7 +169,7 @@ class SchedulerSchedule:
 
 
 def read_learning_rates(trainer: Any, callback: str) -> tuple[float, ...]:
-    """Return the trainer's learning rates; raise if its optimizer has none that can be changed.
+    """Returns the trainer's learning rates; raises if its optimizer has no learning rate that can be changed.
 
     >>> from types import SimpleNamespace
     >>> read_learning_rates(SimpleNamespace(learning_rates=(0.1,)), "ReduceLROnPlateau")
@@ -176,14 +178,17 @@ def read_learning_rates(trainer: Any, callback: str) -> tuple[float, ...]:
     rates: tuple[float, ...] = trainer.learning_rates
     if not rates:
         raise CallbackError(
-            f"{callback} cannot change the learning rate of this optimizer, which does not keep it in its state. "
-            "Use optax.inject_hyperparams, or the framework's own schedule."
+            f"{callback} cannot change the learning rate of this optimizer, because the learning rate is not part of "
+            "the optimizer's state. Use optax.inject_hyperparams, or a schedule of the framework."
         )
     return rates
 
 
 def _takes_rate(function: Any) -> bool:
-    """Whether a function needs the present rate beside the index."""
+    """Returns whether a function requires the current learning rate beside the index.
+
+    Raises CallbackError if the value is not a function, or cannot be called with one or two arguments.
+    """
     if not callable(function):
         raise CallbackError(
             f"A schedule must be a function of the epoch or step, or a scheduler with step(). Got {function!r}. "
@@ -192,14 +197,14 @@ def _takes_rate(function: Any) -> bool:
     required, most = _count_arguments(function)
     if required > 2 or not most:
         raise CallbackError(
-            "A schedule must be a function of the index, or of the index and the present rate. "
-            f"Got one of {required} arguments. Use for example lambda epoch: 0.1 * 0.9**epoch."
+            "A schedule must be a function of the epoch or step number, or of that number and the current learning "
+            f"rate. Got a function with {required} required arguments. Use for example lambda epoch: 0.1 * 0.9**epoch."
         )
     return required == 2
 
 
 def _count_arguments(function: Any) -> tuple[int, int]:
-    """How many positional arguments a function needs, and how many it can take (no limit counts as one more)."""
+    """Returns how many positional arguments a function requires, and how many it can take (`*args` counts as one)."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # a builtin without a signature
@@ -210,10 +215,10 @@ def _count_arguments(function: Any) -> tuple[int, int]:
 
 
 def _compute_ratios(rates: tuple[float, ...]) -> tuple[float, ...]:
-    """Each group's rate as a multiple of the first group's."""
+    """Returns the learning rate of each group of parameters divided by the rate of the first group."""
     if rates[0] == 0 and any(rates):
         raise CallbackError(
-            "The schedule's rate is the first group's, and the others keep their ratio to it, but the first "
-            f"rate is 0. Got {rates}. Begin with a rate above 0 in the first group."
+            f"The learning rates of the groups of parameters are {rates}. LearningRateSchedule keeps the ratio of each "
+            "rate to the first rate, so the first rate must not be 0. Begin with a rate above 0 in the first group."
         )
     return tuple(rate / rates[0] if rate != rates[0] else 1.0 for rate in rates)

@@ -1,4 +1,4 @@
-"""TensorBoard: a run's curves as event files, named as Keras names them."""
+"""Writes the loss and the metrics of a run as event files for TensorBoard, under the names that Keras uses."""
 
 import itertools
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.callbacks.base import NO_LOGS, Callback, Logs, parse_every
 from lockstep.core.arguments import check_path
-from lockstep.display.curves import VALIDATION
+from lockstep.display.curve_pictures import VALIDATION
 from lockstep.display.number_format import to_float
 from lockstep.errors import CallbackError, MissingExtra
 
@@ -20,20 +20,22 @@ _file_numbers = itertools.count()
 
 
 class TensorBoard(Callback):
-    """Writes `epoch_loss` and so on over the epochs, into `folder/train` and `folder/validation`.
+    """Writes the loss and metrics of every epoch (`epoch_loss`, ...) to `folder/train` and `folder/validation`.
 
-    The learning rate is `epoch_learning_rate`; those of further groups are `epoch_learning_rate_1` and so on. With
-    `every=100` also `batch_loss` and so on, after every hundredth step, over the steps of the run; reading them waits
-    for the device. Look with `tensorboard --logdir folder`.
+    The step in TensorBoard is the number of the epoch. The learning rate is written as `epoch_learning_rate`; the rates
+    of further parameter groups are `epoch_learning_rate_1` and so on. With `every=100` the values after every 100th
+    step (`batch_loss`, ...) are written too, with the number of the training step; reading these values waits for the
+    device. View the curves with `tensorboard --logdir folder`. Raises `MissingExtra` if tensorboard is not installed.
 
-    A resumed run removes from the curves what it repeats. With `every=100` it does so by step; an epoch that ended
-    after the checkpoint is then in the file twice, with the same numbers.
+    A resumed run hides the old values that it writes again. With `every=100` it hides training values by the number of
+    the training step, so a value of an epoch that was written after the checkpoint appears twice.
 
-    >>> import lockstep, numpy as np, tempfile
-    >>> from lockstep.backends.numpy import SGD, Dense
-    >>> x, y = np.eye(8), np.arange(8) % 2
+    >>> import lockstep, tempfile, torch
+    >>> x, y = torch.eye(8), torch.arange(8) % 2
+    >>> net = torch.nn.Linear(8, 2)
+    >>> sgd, loss = torch.optim.SGD(net.parameters(), lr=0.5), torch.nn.CrossEntropyLoss()
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with lockstep.wrap(Dense([8, 2], seed=1), SGD(0.5), "cross_entropy") as trainer:
+    ...     with lockstep.wrap(net, sgd, loss) as trainer:
     ...         history = trainer.fit((x, y), validation_data=(x, y), callbacks=[TensorBoard(folder)], verbose=0)
     ...     sorted(path.name for path in Path(folder).iterdir())
     ['train', 'validation']
@@ -68,7 +70,7 @@ class TensorBoard(Callback):
             file.flush()
 
     def close(self) -> None:
-        """Close the files."""
+        """Closes the event files."""
         for file in self._files.values():
             file.close()
         self._files = {}
@@ -83,23 +85,23 @@ class TensorBoard(Callback):
         self._open_file(run).write_scalars(step, scalars)
 
     def _open_file(self, run: str) -> "EventFile":
-        """The file of a sub-run, created when its first value comes."""
+        """Returns the event file of the folder `train` or `validation`; creates it if it does not exist yet."""
         if run not in self._files:
             self._files[run] = EventFile(self.folder / run)
             if getattr(self.trainer, "resumed", ""):
                 assert self._first_epoch is not None
-                # An epoch's number is never greater than a step's, so restarting by step removes no valid epoch.
+                # An epoch's number is never greater than its last step's, so restarting by step hides no valid epoch.
                 by_step = run == "train" and self._steps
                 self._files[run].restart(self._first_step + 1 if by_step else self._first_epoch)
         return self._files[run]
 
 
 class EventFile:
-    """A new file of scalars over steps in a folder, as TensorBoard reads it.
+    """Writes a new event file with scalars by step, which TensorBoard can read.
 
-    Written through TensorBoard's own protos and records, but not through its asynchronous writer, which imports
-    TensorFlow if that is installed. Not synced to the disk: the reader skips a last record that was cut off, and a
-    resumed run writes it again.
+    The file is written with TensorBoard's own protos and record writer, but not with its asynchronous writer, which
+    imports TensorFlow if TensorFlow is installed. The file is not synced to the disk: TensorBoard skips a last record
+    that was cut off, and a resumed run writes the record again.
 
     >>> import tempfile
     >>> from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -118,30 +120,30 @@ class EventFile:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a folder in the order of their names: the later one must come last.
+        # TensorBoard reads the files of a folder in the order of their names, so the name begins with the time.
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}.{next(_file_numbers)}"
         self._file = RecordWriter((folder / name).open("wb"))
         self._write(file_version=VERSION)
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers by name, all at one step."""
+        """Writes several values, given by name, with the same step."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         items = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._write(step=step, summary=Summary(value=items))
 
     def restart(self, step: int) -> None:
-        """Remove what earlier files of the folder hold from this step on: TensorBoard does not show it any more."""
+        """Makes TensorBoard hide the values from this step on in earlier files of the same folder."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self._write(step=step, session_log=SessionLog(status=SessionLog.START))
 
     def flush(self) -> None:
-        """Write buffered values to the file."""
+        """Writes buffered values to the file."""
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file. May be called twice."""
+        """Closes the file. May be called again."""
         self._file.close()
 
     def _write(self, **content: Any) -> None:
@@ -151,7 +153,7 @@ class EventFile:
 
 
 def check_tensorboard() -> None:
-    """Raise `MissingExtra`, with the command that installs it, if TensorBoard is not installed.
+    """Raises `MissingExtra`, with the command that installs it, if TensorBoard is not installed.
 
     >>> check_tensorboard()
     """
@@ -160,5 +162,6 @@ def check_tensorboard() -> None:
         import tensorboard.summary.writer.record_writer  # noqa: F401
     except ImportError as error:
         raise MissingExtra(
-            'TensorBoard needs tensorboard. Install it: pip install "lockstep-train[tensorboard]"'
+            "TensorBoard needs the package tensorboard, which is not installed. "
+            'Run: pip install "lockstep-train[tensorboard]"'
         ) from error

@@ -1,8 +1,8 @@
-"""Checkpoints: the state of a run in a folder, written whole or not at all."""
+"""Writes and reads checkpoints: the state of a run in a folder that is always complete."""
 
 from lockstep.checkpoint.background_writer import Writer
-from lockstep.checkpoint.config import Checkpoint
 from lockstep.checkpoint.format import Snapshot, read, write
+from lockstep.checkpoint.save_options import Checkpoint
 from lockstep.checkpoint.store import Newest, Store, load_arrays, read_newest
 
 __all__ = [

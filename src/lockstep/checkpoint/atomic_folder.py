@@ -1,12 +1,13 @@
-"""Folders that appear whole and vanish whole, even if the process is killed at any moment.
+"""Creates, replaces and removes folders atomically, even if the process is killed at any moment.
 
-A folder is filled under a dot name beside its final place, `.step-00000100.<token>.writing`, and renamed. If there is a
-folder at that place already, the two are exchanged in a single move; on a file system without that move the old one is
-first renamed to `.….previous`, and readers find it there as long as its place is empty. A folder to be removed is first
-renamed to `.….discarded`. So a name without a dot is always a whole folder, and all that a killed process leaves has a
-dot name.
+A folder is filled under a temporary name that begins with a dot, `.step-00000100.<token>.writing`, and then renamed. If
+a folder with the final name exists already, the two names are exchanged in one system call. On a file system that
+cannot do this, the old folder is first renamed to `.….previous`, and readers use this name until the new folder has the
+final name. A folder to be removed is first renamed to `.….discarded`. So a folder whose name has no dot is always
+complete, and whatever a killed process leaves has a name with a dot.
 
-The process that fills a folder holds the lock of its manifest, so that no other process removes it as a leftover.
+The process that fills a folder has a lock on the folder's manifest, so that no other process removes the folder as a
+leftover.
 """
 
 import ctypes
@@ -31,13 +32,13 @@ _NO_SUCH_MOVE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
 def make_dot_name(target: Path, role: str) -> Path:
-    """Return an unused dot name beside `target`."""
+    """Returns an unused name beside `target` that begins with a dot."""
     return target.with_name(f".{target.name}.{secrets.token_hex(8)}.{role}")
 
 
 @contextmanager
 def fill_folder(target: Path) -> Iterator[Path]:
-    """Give an empty folder, which takes the place of `target` if the block succeeds and is removed if not."""
+    """Yields an empty folder, which replaces `target` if the block succeeds, and is removed if the block raises."""
     make_folder(target.parent)
     remove_leftovers(target.parent, target.name)
     _check_replaceable(target)
@@ -54,7 +55,7 @@ def fill_folder(target: Path) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, each of them synced to the disk before the next."""
+    """Creates a folder and its missing parents, each synced to the disk before the next is created."""
     if not folder.is_dir():
         make_folder(folder.parent)
         with suppress(FileExistsError):
@@ -65,7 +66,7 @@ def make_folder(folder: Path) -> None:
 
 
 def find_folder(target: Path) -> Path:
-    """Return where the folder of this name is: in its place, or aside if a process was killed between two moves."""
+    """Returns `target`, or the temporary name to which a killed process has renamed it in order to replace it."""
     if not os.path.lexists(target):
         for path, name, role in _list_dot_names(target.parent):
             if role == "previous" and name == target.name:
@@ -74,33 +75,37 @@ def find_folder(target: Path) -> Path:
 
 
 def list_names(parent: Path) -> set[str]:
-    """List the names in a folder, with those of folders that were moved aside and not back."""
+    """Returns the names in a folder, including the final names of folders that a killed process has renamed."""
     aside = {name for _, name, role in _list_dot_names(parent) if role == "previous"}
     return aside.union(name for name in os.listdir(parent) if not name.startswith("."))
 
 
 def is_checkpoint_folder(folder: Path) -> bool:
-    """Whether this is a folder, not a link, that holds nothing but a checkpoint's files."""
+    """Returns whether `folder` is a folder, not a link, that contains only files of a checkpoint."""
     return folder.is_dir() and not folder.is_symlink() and set(os.listdir(folder)) <= set(NAMES)
 
 
 def discard(folder: Path) -> None:
-    """Remove a checkpoint's folder. It is renamed first, so that no name leads to a folder with missing files."""
+    """Removes the folder of a checkpoint. Renames it first, so that no checkpoint ever lacks some of its files."""
     renamed = make_dot_name(folder, "discarded")
     os.rename(folder, renamed)
     remove(renamed)
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with a dot name and the checkpoint files in it, as far as that is possible."""
+    """Removes a folder with a temporary name and the checkpoint files in it; ignores errors."""
     with suppress(OSError):
-        for name in reversed(NAMES):  # the manifest last: it carries the lock
+        for name in reversed(NAMES):  # the manifest last, because the lock is on the manifest
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
 
 
 def remove_leftovers(parent: Path, target: str | None = None) -> None:
-    """Remove or move back what killed processes left of `target`, or of every name; leave what is in use."""
+    """Removes the temporary folders of killed processes for `target`, or, if `target` is None, for every name.
+
+    If a process was killed after it had renamed an old folder, and before the new folder had the old name, the old
+    folder is renamed back. A folder that a live process is filling is not removed.
+    """
     for path, name, role in _list_dot_names(parent):
         if target not in (None, name):
             continue
@@ -115,9 +120,9 @@ def remove_leftovers(parent: Path, target: str | None = None) -> None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder unless a live process is filling it.
+    """Removes a folder unless a live process is filling it.
 
-    One without a manifest is empty, so nothing is lost: its process, if it lives, makes another.
+    A folder without a manifest is removed too: it is empty, and a live process creates another folder instead.
     """
     with suppress(OSError):
         if file_lock.IS_AVAILABLE and (folder / MANIFEST).exists():
@@ -129,13 +134,13 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _list_dot_names(parent: Path) -> list[tuple[Path, str, str]]:
-    """(path, name, role) of every dot name of this module in a folder."""
+    """Returns (path, final name, role) for every folder in `parent` with a temporary name of this module."""
     matches = [_DOT_NAME.fullmatch(name) for name in (os.listdir(parent) if parent.is_dir() else ())]
     return [(parent / match[0], match["name"], match["role"]) for match in matches if match]
 
 
 def _make_locked(target: Path, stack: ExitStack) -> Path:
-    """Make a folder beside the target that no other process removes while the stack is open."""
+    """Returns a new folder beside the target, with a lock until the stack is closed: no other process removes it."""
     for _ in range(10):
         folder = make_dot_name(target, "writing")
         os.mkdir(folder)
@@ -153,14 +158,14 @@ def _make_locked(target: Path, stack: ExitStack) -> Path:
 
 
 def _check_replaceable(target: Path) -> None:
-    """Raise if the target is something other than a checkpoint."""
+    """Raises SaveError if the target exists and is not the folder of a checkpoint."""
     if os.path.lexists(target) and not is_checkpoint_folder(target):
         kind = "a link" if target.is_symlink() else "a folder with other files" if target.is_dir() else "a file"
         raise SaveError(f"A checkpoint cannot replace {target}, which is {kind}. Use another path.")
 
 
 def _move_into_place(folder: Path, target: Path) -> None:
-    """Rename the folder to its target; if that fails, everything is as it was."""
+    """Renames the folder to its target; if this fails, renames everything back."""
     if not os.path.lexists(target):
         os.rename(folder, target)
         with _undo_rename_on_error(target, folder):
@@ -184,7 +189,7 @@ def _move_into_place(folder: Path, target: Path) -> None:
 
 @contextmanager
 def _undo_rename_on_error(new: Path, old: Path) -> Iterator[None]:
-    """Rename `new` back to `old` if the block fails."""
+    """Renames `new` back to `old` if the block fails."""
     try:
         yield
     except BaseException:
@@ -194,7 +199,7 @@ def _undo_rename_on_error(new: Path, old: Path) -> Iterator[None]:
 
 
 def _exchange(left: Path, right: Path) -> bool:
-    """Exchange two names in one move; return False if the system or the file system has no such move."""
+    """Exchanges the names of two folders atomically; returns False if the operating or file system cannot do this."""
     if sys.platform != "linux":
         return False
     move = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -1,4 +1,4 @@
-"""When a fit is saved, and of which moment: the copy is made between two steps, and another thread writes it."""
+"""Saves checkpoints during a `fit`. The state is copied between two steps and written by another thread."""
 
 import os
 import sys
@@ -9,18 +9,18 @@ from types import TracebackType
 from typing import Any
 
 from lockstep.checkpoint.background_writer import Writer
-from lockstep.checkpoint.config import Checkpoint
 from lockstep.checkpoint.format import Snapshot
+from lockstep.checkpoint.save_options import Checkpoint
 from lockstep.checkpoint.store import Store
-from lockstep.training.run_state import Run
+from lockstep.core.run_state import Run
 
-Take = Callable[[], Snapshot]
+Take = Callable[[], Snapshot]  # takes a snapshot of the run
 
 
 class Autosave:
-    """The store of one `fit`, and when to save into it.
+    """Saves the checkpoints of one `fit` when they are due.
 
-    Of processes that were launched together only the first writes.
+    `writes` is False in all processes of a launched run except the first, which writes the checkpoints.
     """
 
     def __init__(self, checkpoint: str | PathLike[str] | Checkpoint, writes: bool) -> None:
@@ -29,26 +29,30 @@ class Autosave:
         self._store = Store(self.checkpoint.path, self.checkpoint.keep, self._monitor)
         self.writes = writes
         self._writer = Writer()
-        self._best: float | None = None  # so far
+        self.num_saves = 0
+        self._best: float | None = None  # the best value of the monitored metric so far
 
     @property
     def folder(self) -> str:
-        """The folder, as it was given."""
+        """The path of the checkpoints' folder, as it was given to `fit`."""
         return os.fspath(self.checkpoint.path)
 
     def newest(self) -> tuple[str, Snapshot] | None:
-        """Return the newest whole checkpoint and its name, if there is one; warn of those that are passed over."""
+        """Returns the name and the content of the newest undamaged checkpoint; None if there is no checkpoint.
+
+        Warns of newer checkpoints that are damaged.
+        """
         found = self._store.newest().warn_and_get()
         return None if found is None else (os.path.join(self.folder, found[0].name), found[1])
 
     def after_step(self, step: int, take: Take) -> None:
-        """Save if that is due after so many steps; raise what went wrong in an earlier save."""
+        """Saves a checkpoint if one is due after this step; raises if an earlier save has failed."""
         self._writer.check()
         if isinstance(self.checkpoint.every, int) and step % self.checkpoint.every == 0:
             self.save(step, take)
 
     def after_epoch(self, step: int, last: bool, logs: Mapping[str, float], validated: bool, take: Take) -> None:
-        """Save if that is due after an epoch: the last one always, and every one if the best is to stay."""
+        """Saves a checkpoint after an epoch if one is due: after the last epoch, and always if the best is kept."""
         improved = False
         if self._monitor is not None and (value := self._monitor.value(logs, validated)) is not None:
             improved = self._monitor.is_better(value, self._best)
@@ -59,13 +63,17 @@ class Autosave:
             self.after_step(step, take)
 
     def save(self, step: int, take: Take, keep: bool = False) -> None:
-        """Copy the state and have it written; if the disk is slow, a newer copy takes its place unless it is kept."""
+        """Copies the state and writes the copy in the background.
+
+        A newer copy replaces this copy if it is still waiting to be written, unless `keep` is True.
+        """
         if self.writes:
+            self.num_saves += 1
             copy = take().freeze()
             self._writer.submit(lambda: self._store.save(copy, step), keep)
 
     def finish(self) -> None:
-        """Return when everything is written; raise what went wrong."""
+        """Waits until all checkpoints are written; raises if a save has failed."""
         self._writer.wait()
 
     def __enter__(self) -> "Autosave":
@@ -74,26 +82,26 @@ class Autosave:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait for what is being written; raise what went wrong, if nothing else has."""
+        """Waits until all checkpoints are written; raises if a save has failed, unless the block has raised."""
         self._writer.__exit__(kind, error, traceback)
 
 
 class Beginning:
-    """The state before a run's first step, saved when the first batch has decided the number of shards.
+    """The state before the first step of a run, saved as its first checkpoint.
 
-    Without it, a run that fails before its first checkpoint leaves a trained model in the trainer and nothing to go
-    back to. It waits for the first batch because a resumed run keeps its shards, and their number may follow from the
-    batch and the number of devices.
+    Without this checkpoint, a run that fails before the first regular checkpoint would leave a partly trained model in
+    the trainer, and no saved state from before. The state is saved only after the first batch is known, because the
+    checkpoint contains the number of shards, which may depend on the size of the batch.
     """
 
     def __init__(self, autosave: Autosave, take: Take, has_state: bool) -> None:
         self._autosave = autosave
         self._take = take
-        self.has_state = has_state  # a model may have none before its first batch
+        self.has_state = has_state  # False if the model creates its parameters at the first batch
         self._snapshot = self._copy() if has_state else None
 
     def save(self, run: Run) -> None:
-        """Save the state, with the run's number of shards and threads; a model that had no state has one by now."""
+        """Saves the state with the run's numbers of shards and threads, after the first batch has determined these."""
         snapshot = self._snapshot or self._copy()
         if snapshot is not None:
             decided = {"shards": run.shards, "threads": run.threads}
@@ -103,12 +111,12 @@ class Beginning:
         return self._take().freeze() if self._autosave.writes else None
 
 
-def starts_anew(saved: Snapshot, run: Run, batch_size: Any, num_devices: int) -> bool:
-    """Return whether nothing was trained since the saved beginning, neither there nor in this run.
+def starts_from_beginning(saved: Snapshot, run: Run, batch_size: Any, num_devices: int) -> bool:
+    """Returns whether the newest checkpoint is the one from before the first step, and this run has not trained either.
 
-    Then the script's own weights, rates and data count, which may have been changed after an early failure. Only the
-    shards and threads that followed from the batch and the host are the saved ones, so that the run made again
-    elsewhere gives the same bits.
+    If so, the run starts with the script's weights, learning rates and data, because the script may have changed them
+    after an early failure. Only numbers of shards and threads that the saved run had chosen itself are copied, so that
+    the repeated run gives the same bits on another host.
     """
     facts = saved.facts
     place = facts["fit"]["place"]
@@ -122,5 +130,5 @@ def starts_anew(saved: Snapshot, run: Run, batch_size: Any, num_devices: int) ->
 
 
 def print_notice(text: str) -> None:
-    """Tell the user at the terminal, whatever `verbose` is."""
+    """Prints a line to stderr, for any value of `verbose`."""
     print(text, file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""A thread that writes checkpoints while training continues.
+"""Writes checkpoints in a thread while training continues.
 
-One job runs and one may wait. A newer job replaces the waiting one, because only the newest checkpoint matters, unless
-the waiting one is to be kept. The thread ends when there are no more jobs, and it is not a daemon: a script that ends
-waits for its last checkpoint, and for nothing else.
+While a job runs, another job may wait. A newer job replaces the waiting job, because only the newest checkpoint
+matters, unless the waiting job must be kept. The thread ends when there are no more jobs. It is not a daemon thread, so
+a script that ends waits for its last checkpoint.
 """
 
 import threading
@@ -13,7 +13,7 @@ Job = Callable[[], object]
 
 
 class Writer:
-    """Runs jobs in the background, one at a time, and raises a job's error at the next call.
+    """Runs jobs in a thread, one at a time; if a job has failed, the next call of a method raises its error.
 
     >>> written = []
     >>> with Writer() as writer:
@@ -24,17 +24,17 @@ class Writer:
     """
 
     def __init__(self) -> None:
-        # Reentrant: a signal handler may submit while the main thread is in one of these methods.
+        # The lock is reentrant, because a signal handler may call `submit` while the main thread is in a method.
         self._changed = threading.Condition(threading.RLock())
         self._threads: list[threading.Thread] = []
         self._is_running = False
-        self._waiting: list[tuple[Job, bool]] = []  # and whether the job must not be replaced
+        self._waiting: list[tuple[Job, bool]] = []  # each job, and whether it must be kept
         self._error: BaseException | None = None
 
     def submit(self, job: Job, keep: bool = False) -> None:
-        """Queue a job and return at once; raise the error of an earlier job instead, if there is one.
+        """Queues a job and returns at once; if an earlier job has failed, raises that error instead.
 
-        A later job replaces this one if it is still waiting, unless `keep`.
+        A later job replaces this job if it is still waiting, unless `keep` is True.
         """
         self.check()
         with self._changed:
@@ -42,10 +42,10 @@ class Writer:
             self._start()
 
     def wait(self) -> None:
-        """Wait until every job has ended, then raise the first error, once."""
+        """Waits until every job has ended; raises the first error of a job, unless it was raised before."""
         with self._changed:
             while self._is_running or self._waiting:
-                self._start()  # again: Ctrl-C may have interrupted the start in `submit`
+                self._start()  # Ctrl-C may have interrupted the call in `submit`
                 self._changed.wait()
             ended, self._threads = self._threads, []
         for thread in ended:
@@ -53,14 +53,14 @@ class Writer:
         self.check()
 
     def check(self) -> None:
-        """Raise the error of an earlier job, once."""
+        """Raises the error of a job that has failed, unless it was raised before."""
         with self._changed:
             error, self._error = self._error, None
         if error is not None:
             raise error
 
     def close(self) -> None:
-        """Wait as `wait` does; no thread is left. May be called twice."""
+        """Waits until every job and the thread have ended; raises like `wait`. May be called again."""
         self.wait()
 
     def __enter__(self) -> "Writer":
@@ -77,7 +77,7 @@ class Writer:
             error.add_note(f"A job in the background failed too: {failure}")
 
     def _start(self) -> None:
-        """Start a thread unless a job is running. One thread too many does no harm: it finds no job and ends."""
+        """Starts a thread unless a job is running. A superfluous thread does no harm: it finds no job and ends."""
         if not self._is_running:
             thread = threading.Thread(target=self._run, name="lockstep-writer", daemon=False)
             thread.start()
@@ -96,7 +96,7 @@ class Writer:
                     self._changed.notify_all()
 
     def _take_job(self) -> Job | None:
-        """Take the waiting job, which counts as running from now on; None if there is none or one is running."""
+        """Removes the first waiting job, marks it as running and returns it; None if no job may be started."""
         with self._changed:
             if self._is_running or not self._waiting:
                 return None

@@ -1,4 +1,4 @@
-"""Read and write the files of a checkpoint: written through to the disk, and read only if they are regular files."""
+"""Writes the files of a checkpoint and syncs them to the disk; reads them, if they are regular files."""
 
 import hashlib
 import os
@@ -14,25 +14,25 @@ from lockstep.errors import SaveError
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
-NAMES = (MANIFEST, MODEL, OPTIMIZER)  # a checkpoint's folder holds these and nothing else
+NAMES = (MANIFEST, MODEL, OPTIMIZER)  # all files in the folder of a checkpoint
 
 _BINARY = getattr(os, "O_BINARY", 0)
-# A link could lead out of the folder, and opening a pipe would block.
+# Without O_NOFOLLOW a link could lead out of the folder; without O_NONBLOCK opening a pipe would block.
 _READ_FILE = os.O_RDONLY | _BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _OPEN_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NONBLOCK", 0)
 _CAN_OPEN_FOLDERS = os.open in os.supports_dir_fd  # not on Windows
-_CHUNK = 2**24  # bytes in one write
+_CHUNK = 2**24  # the number of bytes in one write
 
 
 @contextmanager
 def raise_save_errors(path: Path) -> Iterator[None]:
-    """Turn an `OSError` inside the block into a `SaveError`.
+    """Raises an `OSError` inside the block as a `SaveError` that names the checkpoint.
 
     >>> with raise_save_errors(Path("ckpt")):
     ...     raise OSError(28, "No space left")
     Traceback (most recent call last):
-    lockstep.errors.SaveError: The checkpoint could not be saved to ckpt: No space left. Checkpoints saved before are \
-whole. Make room, or use a folder that can be written to.
+    lockstep.errors.SaveError: The checkpoint could not be saved to ckpt: No space left. Earlier checkpoints are \
+unchanged. Free some disk space, or use a folder that can be written to.
     """
     try:
         yield
@@ -42,14 +42,15 @@ whole. Make room, or use a folder that can be written to.
         place = "" if error.filename in (None, str(path)) else f" ({error.filename})"
         raise SaveError(
             f"The checkpoint could not be saved to {path}: {error.strerror or repr(error)}{place}. "
-            "Checkpoints saved before are whole. Make room, or use a folder that can be written to."
+            "Earlier checkpoints are unchanged. Free some disk space, or use a folder that can be written to."
         ) from error
 
 
 def write_file(path: Path, fill: Callable[[Callable[[Any], None]], None]) -> dict[str, Any]:
-    """Write a file through to the disk; return its length and digest. `fill(put)` puts one buffer after the other.
+    """Writes a file and syncs it to the disk; returns its length and its sha256.
 
-    The digest is computed on the way, so that no second pass over a large file is needed.
+    `fill(put)` calls `put` with one buffer of the content after another. The sha256 is computed at the same time, so
+    that a large file need not be read again.
     """
     digest = hashlib.sha256()
     length = 0
@@ -72,9 +73,9 @@ def write_file(path: Path, fill: Callable[[Callable[[Any], None]], None]) -> dic
 
 
 class OpenFolder:
-    """A folder that is held open, so that its files can be read even if another folder takes its name meanwhile.
+    """An open folder, whose files can be read even if another process renames another folder to its name.
 
-    While it is held, no other folder is equal to it; afterwards its inode number may be reused.
+    `==` compares path, device and inode number of two open folders. The inode number of a closed folder may be reused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,10 +98,10 @@ class OpenFolder:
             os.close(self._descriptor)
 
     def open(self, name: str) -> BufferedReader:
-        """Open one of its files for reading; raise if it is not a regular file."""
+        """Returns a file of the folder, opened for reading; raises if it is not a regular file."""
         place = self.path / name if self._descriptor is None else name
         descriptor = os.open(place, _READ_FILE, dir_fd=self._descriptor)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(f"{name} is not a file")
+            raise OSError(f"{name} is not a regular file")
         return os.fdopen(descriptor, "rb")

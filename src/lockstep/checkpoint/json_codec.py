@@ -1,8 +1,8 @@
-"""Encode plain values, which a checkpoint can hold beside the state's arrays, as strict JSON, and decode them.
+"""Encodes the plain values in a checkpoint as strict JSON, and decodes them.
 
-JSON has no tuples, bytes, NaN, large integers or keys that are not strings. Each of these becomes an object with a
-single key that begins with `$`: `{"$tuple": [1, 2]}`. Arrays are returned separately, by name. A decoded value is equal
-in type and value, to the bit. Anything else is refused when it is saved, not when it is loaded.
+JSON has no tuples, bytes, NaN, large integers or keys that are not strings. Each of these is encoded as an object with
+one key that begins with `$`: `{"$tuple": [1, 2]}`. Arrays are returned separately, by name. A decoded value has the
+same type and the same bits. Encoding raises for any other type.
 """
 
 import base64
@@ -13,26 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.backends.base import Array, State
 from lockstep.checkpoint.safetensors_file import KINDS, Form
+from lockstep.core.types import Array, State
 from lockstep.errors import StateError
 
 MAX_DEPTH = 64
-PREFIX = "facts."  # of the names of arrays inside plain values, such as `facts.0`
-# The numpy scalars that can be saved, by type; `longlong` is not among them.
+PREFIX = "facts."  # the names of arrays inside plain values begin with it, such as `facts.0`
+# The types of numpy scalars that can be saved; `longlong` is not one of them.
 _SCALARS = {np.dtype(kind.numpy).type: kind.numpy for kind in KINDS}
 _NAMED = {kind.dtype: kind for kind in KINDS if kind.dtype == np.dtype(kind.numpy).name}
 
 
 def encode(tree: Any) -> tuple[Any, State]:
-    """Return a pytree of plain values as JSON, and the arrays in it.
+    """Returns a pytree of plain values as JSON, and the arrays in the pytree by name.
 
     >>> encode({"seen": (1, 2), "loss": float("nan"), "lr": 0.1})
     ({'seen': {'$tuple': [1, 2]}, 'loss': {'$float': 'nan'}, 'lr': 0.1}, {})
     >>> encode({"callbacks": [{"model": object()}]})
     Traceback (most recent call last):
-    lockstep.errors.StateError: A checkpoint cannot hold the object at callbacks[0]['model'], only numbers, strings, \
-bytes, lists, tuples, dicts and arrays. Use its numbers instead.
+    lockstep.errors.StateError: A checkpoint cannot store the object at callbacks[0]['model'], only numbers, strings, \
+bytes, lists, tuples, dicts and arrays. Use values of these types instead.
     """
     arrays: State = {}
     return _encode(tree, "", arrays, 0), arrays
@@ -42,8 +42,8 @@ def _encode(value: Any, at: str, arrays: State, depth: int) -> Any:
     kind = type(value)
     if depth > MAX_DEPTH:
         raise StateError(
-            f"The value at {at[:100]}… is nested more than {MAX_DEPTH} deep, which a checkpoint cannot hold. "
-            "Use a flatter one, and none that contains itself."
+            f"The value at {at[:100]}… has more than {MAX_DEPTH} nested levels, which a checkpoint cannot store. Use a "
+            "value with fewer levels that does not contain itself."
         )
     if kind is int:
         return value if -(2**63) <= value < 2**63 else {"$int": hex(value)}
@@ -68,8 +68,8 @@ def _encode(value: Any, at: str, arrays: State, depth: int) -> Any:
     if kind is dict:
         return _encode_dict(value, at, arrays, depth + 1)
     raise StateError(
-        f"A checkpoint cannot hold the {kind.__name__} at {at or 'the top'}, only numbers, strings, bytes, lists, "
-        "tuples, dicts and arrays. Use its numbers instead."
+        f"A checkpoint cannot store the {kind.__name__} at {at or 'the top'}, only numbers, strings, bytes, lists, "
+        "tuples, dicts and arrays. Use values of these types instead."
     )
 
 
@@ -85,7 +85,8 @@ def _encode_dict(value: dict[Any, Any], at: str, arrays: State, depth: int) -> A
 def _store_array(array: Array, at: str, arrays: State) -> str:
     if type(array.data) is not np.ndarray:
         raise StateError(
-            f"An Array's data must be a numpy array. Got a {type(array.data).__name__} at {at}. Use np.asarray."
+            f"The data of an Array must be a numpy array. Got a {type(array.data).__name__} at {at}. Convert it with "
+            "np.asarray."
         )
     Form.from_array(array, at)
     name = f"{PREFIX}{len(arrays)}"
@@ -94,7 +95,7 @@ def _store_array(array: Array, at: str, arrays: State) -> str:
 
 
 def decode(value: Any, arrays: State) -> Any:
-    """Return the pytree that was encoded as this JSON and these arrays; raise `ValueError` if there is none.
+    """Returns the pytree that `encode` has converted to this JSON and these arrays; raises `ValueError` otherwise.
 
     >>> decode({"seen": {"$tuple": [1, 2]}, "big": {"$int": "0x10000000000000000"}}, {})
     {'seen': (1, 2), 'big': 18446744073709551616}
@@ -108,7 +109,7 @@ def decode(value: Any, arrays: State) -> Any:
 
 def _decode(value: Any, arrays: State, depth: int) -> Any:
     if depth > MAX_DEPTH:
-        raise ValueError("its values are nested too deep")
+        raise ValueError("the values are nested too deeply")
     if isinstance(value, list):
         return [_decode(item, arrays, depth + 1) for item in value]
     if not isinstance(value, dict):
@@ -123,7 +124,7 @@ def _decode(value: Any, arrays: State, depth: int) -> Any:
     if tag in ("$numpy", "$array"):
         array = arrays.pop(_check_type(inner, str), None)
         if array is None or (tag == "$numpy" and array.dtype != array.data.dtype.name):
-            raise ValueError(f"{tag} does not name an array that only it has: {inner!r:.100}")
+            raise ValueError(f"there is no array {inner!r:.100} for {tag}, or another value refers to it too")
         return array.data if tag == "$numpy" else array
     if tag == "$tuple":
         return tuple(_decode(item, arrays, depth + 1) for item in _check_type(inner, list))
@@ -141,7 +142,7 @@ def _make_dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     except TypeError as error:  # a list as a key
         raise ValueError(f"a key of '$dict' is not valid: {error}") from error
     if len(result) != len(pairs):
-        raise ValueError("a key of '$dict' comes twice")
+        raise ValueError("a '$dict' has the same key twice")
     return result
 
 
@@ -155,23 +156,23 @@ def _decode_scalar(name: Any, digits: Any) -> Any:
 
 def _check_type(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"a {kind.__name__} is expected, not {value!r:.50}")
+        raise ValueError(f"{value!r:.50} is a {type(value).__name__}, but must be a {kind.__name__}")
     return value
 
 
 def _check_pair(value: Any) -> tuple[Any, Any]:
     if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"a pair is expected, not {value!r:.50}")
+        raise ValueError(f"{value!r:.50} is not a pair")
     return value[0], value[1]
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 can encode the text. Two lone surrogates side by side would come back as one character."""
+    """Returns whether the text can be encoded as UTF-8: it cannot if it contains a lone surrogate."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _format_float(value: float) -> str:
-    """`inf`, `-inf` or `nan`; the bits of any other NaN, such as the negative one that 0/0 gives on x86."""
+    """Returns `inf`, `-inf` or `nan`, or the bits of any other NaN, such as the negative NaN of 0/0 on x86."""
     bits = struct.pack(">d", value)
     return repr(value) if struct.pack(">d", float(repr(value))) == bits else f"0x{bits.hex()}"
 

@@ -1,10 +1,10 @@
-"""The text of the manifest: indented JSON, with a checksum of all other bytes.
+"""Writes and reads the text of a checkpoint's manifest: indented JSON with a checksum of all other bytes.
 
-The first two lines, the number of the format and the checksum, will be the same in every later format, so that a newer
-file is recognized as one.
+The first lines, with the format number and the checksum, will be the same in every later format, so that this version
+recognizes a newer file.
 
-A checksum protects against damage, not against forgery. So a text that would take much memory or time to parse is
-refused before it is parsed.
+The checksum detects damage, but not a forged manifest. So `load` refuses a text that would take much memory or time to
+parse.
 """
 
 import hashlib
@@ -21,15 +21,15 @@ FORMAT = 1
 MAX_BYTES = 2**23
 MAX_VALUES = 300_000  # about 27,000 arrays
 MAX_DEPTH = 256  # plain values are nested at most 64 deep, and a tuple or a dict takes up to three levels
-_MAX_TEXT = 2**24  # bytes of the decoded text: a single wide character makes every character wide
-_MAX_DIGITS = 32  # of a number; larger integers are written as hexadecimal strings
+_MAX_TEXT = 2**24  # bytes of the decoded text, in which one wide character makes every character wide
+_MAX_DIGITS = 32  # in a number; larger integers are written as hexadecimal strings
 _STRINGS_AND_BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 _BLANK = "0" * 64
 _HEAD = re.compile(rb'\{\n  "format": (\d{1,9}),\n  "checksum": "([0-9a-f]{64})"')
 
 
 def dump(content: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a manifest.
+    """Returns the bytes of a manifest with this content, the format number and a checksum.
 
     >>> print(dump({"step": 100}).decode())
     {
@@ -43,26 +43,30 @@ def dump(content: Mapping[str, Any]) -> bytes:
     try:
         _check_size(data)
     except ValueError as error:
-        raise StateError(f"The checkpoint's manifest is too large: {error}. Use arrays for long lists.") from None
+        raise StateError(
+            f"The checkpoint's manifest.json would be too large to be read again: {error}. Give long lists that are to "
+            "be saved, such as a callback's, as numpy arrays."
+        ) from None
     return data.replace(_BLANK.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
 
 
 def load(data: bytes) -> dict[str, Any]:
-    """Verify and parse a manifest; raise `ValueError` if the bytes are not what `dump` returned."""
+    """Returns the content of a manifest; raises `ValueError` if the bytes are not what `dump` returned."""
     match = _HEAD.match(data)
     if match is None:
-        raise ValueError("its first lines are not those of a manifest")
+        raise ValueError("the first lines of the file are not those of a manifest")
     start, stop = match.span(2)
     digest = hashlib.sha256(data[:start] + _BLANK.encode())
     digest.update(memoryview(data)[stop:])
     if digest.hexdigest().encode() != match[2]:
-        raise ValueError("its checksum is wrong")
+        raise ValueError("the checksum of the file is wrong")
     if (number := int(match[1])) > FORMAT:
         raise StateError(
-            f"The checkpoint has format {number}, and this Lockstep reads formats up to {FORMAT}. Upgrade Lockstep."
+            f"The checkpoint has format {number}, and this version of Lockstep reads formats up to {FORMAT}. Upgrade "
+            "Lockstep."
         )
     if number != FORMAT:
-        raise ValueError(f"there is no format {number}")
+        raise ValueError(f"the format number {number} is not valid")
     _check_size(data)
     _check_depth(data)
     try:
@@ -74,38 +78,40 @@ def load(data: bytes) -> dict[str, Any]:
             parse_constant=_refuse_constant,
         )
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError("the values are nested too deeply") from error
     assert isinstance(content, dict)  # it begins with a brace
     del content["format"], content["checksum"]
     return content
 
 
 def _check_size(data: bytes) -> None:
-    """Raise `ValueError` if the text is too large to parse."""
+    """Raises `ValueError` if the text is too large to parse."""
     if len(data) > MAX_BYTES:
-        raise ValueError(f"it has {len(data)} bytes, and at most {MAX_BYTES} are read")
+        raise ValueError(f"the text has {len(data)} bytes, and at most {MAX_BYTES} are read")
     width = 4 if re.search(rb"[\xf0-\xff]", data) else 2 if re.search(rb"[\xc4-\xff]", data) else 1
     if width * len(data) > _MAX_TEXT:
-        raise ValueError(f"it has {len(data)} bytes with wide characters, and at most {_MAX_TEXT // width} are read")
+        raise ValueError(
+            f"the text has {len(data)} bytes with wide characters, and at most {_MAX_TEXT // width} are read"
+        )
     num_values = max(sum(map(data.count, (b",", b":", b"[", b"{"))), data.count(b'"') // 4)
     if num_values > MAX_VALUES:
-        raise ValueError(f"it has {num_values} values, and at most {MAX_VALUES} are read")
+        raise ValueError(f"the text has {num_values} values, and at most {MAX_VALUES} are read")
 
 
 def _check_depth(data: bytes) -> None:
-    """Raise `ValueError` if brackets are nested too deep for the parser, whatever the recursion limit."""
+    """Raises `ValueError` if brackets are nested too deeply for the JSON parser, at any recursion limit."""
     depth = 0
     for match in _STRINGS_AND_BRACKETS.finditer(data):
         mark = data[match.start()]
         depth += (mark in b"[{") - (mark in b"]}")
         if depth > MAX_DEPTH:
-            raise ValueError("it is nested too deep")
+            raise ValueError("the values are nested too deeply")
 
 
 def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueError("a key comes twice")
+        raise ValueError("an object has the same key twice")
     return result
 
 
@@ -115,9 +121,9 @@ def _parse_int(text: str) -> int:
 
 
 def _check_digits(text: str) -> None:
-    """Raise `ValueError` for a number that takes long to convert, which `dump` never writes."""
+    """Raises `ValueError` for a number with too many digits, which would take long to convert."""
     if len(text) > _MAX_DIGITS:
-        raise ValueError(f"a number has {len(text)} digits")
+        raise ValueError(f"the text has a number of {len(text)} digits, and at most {_MAX_DIGITS} are read")
 
 
 def _parse_float(text: str) -> float:

@@ -1,9 +1,9 @@
-"""Write and read arrays in a safetensors file.
+"""Writes and reads arrays in a safetensors file.
 
-The header of such a file follows from the names, types and shapes of its arrays alone. So the reader, who has these
-from the manifest, builds the header that should be there and compares: it never follows a number in the file.
+The names, types and shapes of the arrays determine the header of such a file. The reader knows them from the manifest,
+so it builds the expected header and compares it with the header in the file; it never uses an offset from the file.
 
-`docs/design/dependencies.md` says why this is not the safetensors package, with which the tests read these files.
+`docs/design/dependencies.md` says why the package `safetensors` is only used by the tests, which read these files.
 """
 
 import hashlib
@@ -18,15 +18,18 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.backends.base import Array, State
+from lockstep.core.types import Array, State
 from lockstep.errors import StateError
 
-ALIGNMENT = 8  # of the length of a header
-MAX_AXES = 32  # of numpy before version 2
+ALIGNMENT = 8  # the length of a header is a multiple of this
+MAX_AXES = 32  # the limit of numpy before version 2
 
 
 class Kind(NamedTuple):
-    """A type of array: its numpy type and its name in the file, and `stored` if these two do not determine it."""
+    """An array type that can be saved, the numpy type of the stored array, and the type's name in a safetensors file.
+
+    `stored` says how the array is stored, if this does not follow from the array type.
+    """
 
     dtype: str
     numpy: Any
@@ -40,7 +43,7 @@ class Kind(NamedTuple):
         return itemsize
 
     def file_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape in the file, which has two floats for a complex128."""
+        """Returns the shape of an array in the file, where a complex128 is a pair of floats."""
         return (*shape, 2) if self.stored == "F64 pairs" else shape
 
 
@@ -70,7 +73,7 @@ _BY_RECORD = {(kind.dtype, kind.stored): kind for kind in KINDS}
 
 @dataclass(frozen=True)
 class Form:
-    """The kind and shape of one array: all that the header of a file says about it.
+    """The kind and the shape of one array, which determine its entry in the header of a file.
 
     >>> Form.from_array(Array(np.zeros((2, 3), "float32"), "float32"), "model.weight").to_record()
     {'dtype': 'float32', 'shape': [2, 3]}
@@ -83,24 +86,24 @@ class Form:
 
     @classmethod
     def from_array(cls, array: Array, at: str) -> "Form":
-        """Return the form of an array; raise if a checkpoint cannot hold it. `at` is its place, for the error."""
+        """Returns the form of an array; raises StateError, which calls the array `at`, if it cannot be stored."""
         kind = _BY_TYPE.get((array.dtype, array.data.dtype))
         if kind is None or array.data.ndim > (0 if array.dtype == "python" else MAX_AXES):
             stored = "" if array.dtype == array.data.dtype.name else f" in {array.data.dtype.name}{array.data.shape}"
             names = ", ".join(dict.fromkeys(kind.dtype for kind in KINDS if kind.dtype != "python"))
             raise StateError(
-                f"A checkpoint cannot hold {array.dtype}{stored} at {at}, only arrays of {names}, and single numbers. "
-                "Convert it, for example with .astype or .tolist()."
+                f"A checkpoint cannot store {array.dtype}{stored} at {at}, only arrays of {names}, and single numbers. "
+                f"Convert {at}, for example with .astype or .tolist()."
             )
         return cls(kind, array.data.shape)
 
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> "Form":
-        """Return the form in a manifest's record; raise `ValueError` if it is not valid."""
+        """Returns the form that a manifest's record describes; raises `ValueError` if the record is not valid."""
         dtype, stored, shape = record.get("dtype"), record.get("stored"), record.get("shape")
         kind = _BY_RECORD.get((dtype, stored)) if isinstance(dtype, str) and isinstance(stored, str | None) else None
         if kind is None:
-            raise ValueError(f"there is no type of array {dtype!r:.50}")
+            raise ValueError(f"{dtype!r:.50}, stored as {stored!r:.50}, is not the dtype of an array")
         if not isinstance(shape, list) or len(shape) > MAX_AXES or any(type(n) is not int or n < 0 for n in shape):
             raise ValueError(f"{shape!r:.50} is not a shape")
         if dtype == "python" and shape:
@@ -108,7 +111,7 @@ class Form:
         return cls(kind, tuple(shape))
 
     def to_record(self) -> dict[str, Any]:
-        """Return the record of the manifest."""
+        """Returns the record of this form for the manifest."""
         stored = {} if self.kind.stored is None else {"stored": self.kind.stored}
         return {"dtype": self.kind.dtype, **stored, "shape": list(self.shape)}
 
@@ -119,12 +122,12 @@ class Form:
 
 
 def sort_names(forms: Mapping[str, Form]) -> list[str]:
-    """Return the names in the order of a file: large elements first, so that each array is aligned."""
+    """Returns the arrays' names in the order of the file: larger elements first, so that every array is aligned."""
     return sorted(forms, key=lambda name: (-forms[name].kind.itemsize, name))
 
 
 def build_header(forms: Mapping[str, Form]) -> bytes:
-    """Return the first bytes of a file of arrays of these forms.
+    """Returns the header of a file with arrays of these forms: its length and a JSON text.
 
     >>> build_header({"weight": Form(KINDS[11], (2,))})[8:]
     b'{"weight":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}     '
@@ -142,26 +145,26 @@ def build_header(forms: Mapping[str, Form]) -> bytes:
 
 
 def compute_size(forms: Mapping[str, Form]) -> int:
-    """Return the number of bytes of a file of arrays of these forms."""
+    """Returns the size in bytes of a file with arrays of these forms."""
     return len(build_header(forms)) + sum(form.nbytes for form in forms.values())
 
 
 def write(put: Callable[[Any], None], state: Mapping[str, Array], forms: Mapping[str, Form]) -> None:
-    """Put the bytes of a file one buffer after the other: the header, then the arrays, without copying them."""
+    """Passes the content of a file to `put`: first the header, then each array, without copying."""
     put(build_header(forms))
     for name in sort_names(forms):
         put(view_bytes(state[name].data))
 
 
 def read(file: BufferedReader, forms: Mapping[str, Form]) -> tuple[State, str]:
-    """Read the arrays of a file and the digest of all its bytes; raise `ValueError` if it does not hold these forms.
+    """Returns the arrays of a file and the sha256 of all its bytes; raises `ValueError` if its header does not fit.
 
-    The file must be `compute_size(forms)` long; then no more memory is taken than that.
+    The caller has checked that the file has `compute_size(forms)` bytes, which limits the memory that this takes.
     """
     digest = hashlib.sha256()
     expected = build_header(forms)
     if (header := file.read(len(expected))) != expected:
-        raise ValueError("its header does not list the arrays of the manifest")
+        raise ValueError("the header of the file does not list the arrays in the manifest")
     digest.update(header)
     state: State = {}
     for name in sort_names(forms):
@@ -169,17 +172,17 @@ def read(file: BufferedReader, forms: Mapping[str, Form]) -> tuple[State, str]:
         try:
             data: NDArray[Any] = np.empty(form.shape, form.kind.numpy)
         except (ValueError, MemoryError) as error:
-            raise ValueError(f"array {name!r:.100} cannot be made: {error}") from error
+            raise ValueError(f"the array {name!r:.100} cannot be created: {error}") from error
         view = view_bytes(data)
         if file.readinto(view.data) != view.nbytes:
-            raise ValueError("it ends too early")
+            raise ValueError("the file ends too early")
         digest.update(view.data)
         state[name] = Array(data, form.kind.dtype)
     return state, digest.hexdigest()
 
 
 def view_bytes(data: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the bytes of an array in C order, without a copy if it is in that order.
+    """Returns the bytes of an array in C order, without a copy if the array is stored in C order.
 
     >>> view_bytes(np.asarray([1, 256], "<i2"))
     array([1, 0, 0, 1], dtype=uint8)

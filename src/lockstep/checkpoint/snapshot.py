@@ -1,6 +1,8 @@
-"""A run as a snapshot, which is named arrays and a few facts, and back.
+"""Takes a snapshot of a run, and restores a run from a snapshot.
 
-What does not fit is refused before anything is changed, with both values.
+A snapshot is arrays by name, and `facts`: plain values such as the step, the seed and the hyperparameters.
+
+If a snapshot does not fit the run, an error that shows both values is raised before anything is changed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.backends.base import Array, Attributed, Backend, Recipe
+from lockstep.backends.base import Attributed, Backend, Recipe
 from lockstep.checkpoint.format import Snapshot
 from lockstep.core import arguments, hyperparameters
+from lockstep.core.run_state import Run
 from lockstep.core.state import check_versions
+from lockstep.core.types import Array
 from lockstep.errors import CheckpointError, ExactError, StateError
-from lockstep.training.run_state import Run
 
-BITS = 2  # raised whenever Lockstep itself comes to other bits from the same run
+BITS = 2  # increased with every change of Lockstep that changes the bits of a run
 
-Types = Mapping[str, type | tuple[type, ...]]  # of the facts of a manifest
+Types = Mapping[str, type | tuple[type, ...]]  # the types of the facts in a manifest, by name
 _FACTS: Types = {
     "step": int,
     "epoch": int,
@@ -38,7 +41,7 @@ _FACTS: Types = {
 
 
 def take_snapshot(recipe: Recipe, backend: Backend, run: Run, **more: Any) -> Snapshot:
-    """Return a copy of everything that the rest of the run follows from; `more` is added to the facts."""
+    """Returns a copy of the complete state of a run, from which it can be resumed; `more` is added to the facts."""
     facts = {
         **run.state(),
         "framework": backend.name,
@@ -55,7 +58,7 @@ def take_snapshot(recipe: Recipe, backend: Backend, run: Run, **more: Any) -> Sn
 
 
 def restore_snapshot(saved: Snapshot, recipe: Recipe, backend: Backend, run: Run, num_devices: int) -> None:
-    """Take over a snapshot, if it fits."""
+    """Loads a snapshot into the backend and the run; if it does not fit, raises before anything is changed."""
     facts, exact = saved.facts, recipe.options.exact
     check_facts(facts, _FACTS)
     saved_run = Run.from_saved(facts)
@@ -71,20 +74,20 @@ def restore_snapshot(saved: Snapshot, recipe: Recipe, backend: Backend, run: Run
 
 
 def check_state(state: Any) -> None:
-    """Raise `StateError` for what is no state at all; the backend checks whether it fits the model."""
+    """Raises `StateError` if `state` is not a dict of arrays; the backend checks whether they fit the model."""
     if not isinstance(state, Mapping) or not all(
         isinstance(name, str) and isinstance(array, Array) and isinstance(array.data, np.ndarray)
         for name, array in state.items()
     ):
         raise StateError(
-            f"A state is a dict of arrays as trainer.state() gives them. Got {arguments.show(state)}. "
-            "Change what trainer.state() gave, or use trainer.restore(path)."
+            f"A state must be a dict of arrays, as trainer.state() returns. Got {arguments.show(state)}. Give a dict "
+            "that trainer.state() has returned, or use trainer.restore(path)."
         )
 
 
 @contextmanager
 def _attributes(facts: Mapping[str, Any], backend: Backend) -> Iterator[None]:
-    """Inside, the model has the attributes of the checkpoint, and keeps them unless the state is then refused."""
+    """Sets the model's attributes to those in the checkpoint; sets the old values again if the block raises."""
     if "attributes" not in facts or not isinstance(backend, Attributed):
         yield
         return
@@ -100,7 +103,10 @@ def _attributes(facts: Mapping[str, Any], backend: Backend) -> Iterator[None]:
 
 
 def _check_attributes(saved: Mapping[str, Any], own: Mapping[str, Any], at: str) -> None:
-    """Refuse values of another kind than the model's own; the backend judges those that only one of the two has."""
+    """Raises StateError if a saved attribute has another kind of value than the model's attribute of this name.
+
+    Names that only the checkpoint or only the model has are checked by the backend.
+    """
     for name, there in own.items():
         value = saved.get(name, {} if at else None)
         if isinstance(there, dict) and isinstance(value, dict):
@@ -111,53 +117,56 @@ def _check_attributes(saved: Mapping[str, Any], own: Mapping[str, Any], at: str)
             )
             if isinstance(there, dict) or not (free or hyperparameters.is_same_kind(value, there)):
                 raise StateError(
-                    f"The checkpoint does not fit this model. It has {at}{name}={value!r:.100}, the model "
-                    f"{there!r:.100}. Use the model it was saved with."
+                    f"The checkpoint does not fit this model: {at}{name} is {value!r:.100} in the checkpoint and "
+                    f"{there!r:.100} in the model. Use the model with which the checkpoint was saved."
                 )
 
 
 def check_facts(facts: Mapping[str, Any], types: Types) -> None:
-    """Raise if a manifest lacks a fact or has it in another form: then Lockstep has not written it."""
+    """Raises CheckpointError if one of the plain values in a manifest is missing or has a wrong type."""
     for name, wanted in types.items():
         value = facts.get(name)
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
             raise CheckpointError(
-                f"A manifest holds {name!r} as Lockstep writes it. Got {value!r:.100}. Use another checkpoint."
+                "The checkpoint cannot be read, because its manifest is damaged or was not written by Lockstep: it has "
+                f"{name}={value!r:.100}. Use another checkpoint."
             )
 
 
 def _check_fit(facts: Mapping[str, Any], recipe: Recipe, backend: Backend) -> None:
     if facts["framework"] != backend.name:
         raise StateError(
-            f"A checkpoint belongs to one framework. This one is {facts['framework']}'s, the model {backend.name}'s. "
-            "Read its arrays with lockstep.load_arrays."
+            f"This checkpoint was saved with {facts['framework']}, and the model is a {backend.name} model. Use a "
+            f"{facts['framework']} model, or read the arrays with lockstep.load_arrays."
         )
     optimizer = _class(recipe.optimizer)
     if facts["optimizer"] != optimizer:
         raise StateError(
-            f"The checkpoint does not fit this optimizer. It was saved with {facts['optimizer']}, this run has "
-            f"{optimizer}. Use the optimizer it was saved with."
+            f"The checkpoint does not fit this optimizer. The checkpoint was saved with {facts['optimizer']}, and this "
+            f"run has {optimizer}. Use the optimizer with which the checkpoint was saved."
         )
     there, here = len(facts["numbers"]), len(backend.numbers())
     if there != here:
         raise StateError(
-            f"The checkpoint does not fit this optimizer. It has {there} groups of parameters, the optimizer {here}. "
-            "Give the optimizer the same groups."
+            f"The checkpoint does not fit this optimizer. The checkpoint has {there} groups of parameters, and the "
+            f"optimizer has {here}. Give the optimizer the same groups."
         )
 
 
 def _check_exact(facts: Mapping[str, Any], recipe: Recipe, backend: Backend) -> None:
-    """Refuse what the promise of equal bits does not allow, although the state fits."""
+    """Raises ExactError if the resumed run would not give the same bits as the saved run would have given."""
     if not facts["exact"]:
         raise ExactError(
-            "An exact run goes on from an exact one. This checkpoint was saved with exact=False. Use exact=False."
+            "This checkpoint was saved with exact=False, so a run with exact=True cannot be resumed from it. Use "
+            "exact=False."
         )
     for name, value in _options(recipe).items():
         saved = facts["options"].get(name)
         if saved != value:
             raise ExactError(
-                f"How a step is computed is part of the bits. The checkpoint has {name}={saved!r}, "
-                f"this run {name}={value!r}. Use the same, or exact=False to go on without the promise."
+                f"The checkpoint was saved with {name}={saved!r}, and this run has {name}={value!r}, so it would "
+                f"not give the same bits as the saved run. Use {name}={saved!r}, or exact=False to continue without "
+                "bit-identical results."
             )
     there = {**facts["versions"], "device": facts["device"]}
     here = {**backend.versions, "bits": BITS, "device": _kind(backend)}

@@ -1,7 +1,7 @@
-"""A folder of checkpoints named by step, of which the newest and the best are kept.
+"""A folder of checkpoints named by step, in which the newest checkpoints and the best checkpoint are kept.
 
-`step-00000100` is complete as soon as it has that name. `best` is a link to the best one. Other files in the folder are
-not touched.
+A checkpoint is complete as soon as it has its name, such as `step-00000100`. `best` is a link to the best checkpoint.
+Other files in the folder are never changed.
 """
 
 import inspect
@@ -38,20 +38,22 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 class Newest(NamedTuple):
-    """The newest undamaged checkpoint and its path, if there is one, and what is wrong with each newer one."""
+    """The newest undamaged checkpoint with its path, and the errors of newer checkpoints, which are damaged."""
 
     whole: tuple[Path, Snapshot] | None
     skipped: tuple[tuple[Path, str], ...] = ()
 
     def warn_and_get(self) -> tuple[Path, Snapshot] | None:
-        """Warn of the newer checkpoints that are damaged, then return the undamaged one."""
+        """Warns of each newer checkpoint that is damaged, and returns the undamaged checkpoint with its path."""
         for _, reason in self.skipped:
             warnings.warn(f"A newer checkpoint was skipped. {reason}", stacklevel=_find_script_level())
         return self.whole
 
 
 class Store:
-    """The checkpoints in a folder; after each save the `keep` newest are kept, and the best, all if `keep=None`.
+    """The checkpoints in a folder. After each save, all but the `keep` newest checkpoints and the best are removed.
+
+    With `keep=None` all checkpoints are kept. `best` is the metric that decides which checkpoint is best.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as home:
@@ -69,13 +71,13 @@ class Store:
         self._values: dict[int, float] = {}  # the monitored value of the checkpoints seen so far, by step
 
     def save(self, snapshot: Snapshot, step: int) -> Path:
-        """Write a checkpoint, then remove those that are not to be kept; return its path."""
+        """Writes a checkpoint and returns its path; removes the older checkpoints that are not to be kept."""
         with raise_save_errors(self.folder):
             make_folder(self.folder)
             with hold_lock(self.folder / ".lock") as is_locked:
                 if not is_locked:
                     raise SaveError(
-                        f"Another process is saving to {self.folder}. Use a folder of its own for each run."
+                        f"Another process is saving checkpoints to {self.folder}. Use a separate folder for each run."
                     )
                 remove_leftovers(self.folder)
                 path = write(self.path(step), snapshot)
@@ -85,7 +87,7 @@ class Store:
         return path
 
     def newest(self) -> Newest:
-        """Read and verify the newest undamaged checkpoint; raise if there are checkpoints and all are damaged."""
+        """Returns the newest undamaged checkpoint; raises CheckpointError if all checkpoints are damaged."""
         while True:
             steps = self.steps()
             skipped: list[tuple[Path, str]] = []
@@ -94,27 +96,28 @@ class Store:
                     return Newest((path, read(path)), tuple(skipped))
                 except CheckpointError as error:
                     skipped.append((path, str(error)))
-            if steps == self.steps():  # else another process has saved one and removed these
+            if steps == self.steps():  # otherwise another process has saved a checkpoint and removed some of these
                 break
         if skipped:
             raise CheckpointError(
                 f"All checkpoints in {self.folder} are damaged:\n  "
                 + "\n  ".join(reason for _, reason in skipped)
-                + "\nRestore one from a backup, or use another folder to begin a new run."
+                + "\nRestore a checkpoint from a backup, or use another folder to begin a new run."
             )
         return Newest(None)
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, in ascending order, damaged ones too."""
+        """Returns the steps of all checkpoints in the folder in ascending order, including damaged checkpoints."""
         try:
             return self._list_steps()
         except OSError as error:
             raise CheckpointError(
-                f"The checkpoints in {self.folder} cannot be listed: {error.strerror}. Use the path of a folder."
+                f"The checkpoints in {self.folder} cannot be listed: {error.strerror or error}. Use the path of a "
+                "folder that this process may read."
             ) from error
 
     def path(self, step: int) -> Path:
-        """The path of the checkpoint of a step, whether it exists or not."""
+        """Returns the path that the checkpoint of this step has or would have."""
         return self.folder / f"step-{step:08}"
 
     def _list_steps(self) -> list[int]:
@@ -126,12 +129,15 @@ class Store:
         return sorted(step for step in set(steps) if self.path(step).name in names)
 
     def _update_best_link(self) -> int | None:
-        """Let the link `best` lead to the best checkpoint; return the step of that one."""
+        """Points the link `best` at the best checkpoint; returns the step of that checkpoint."""
         best = self._find_best()
         link = self.folder / BEST
         if best is not None and (not link.is_symlink() or os.readlink(link) != self.path(best).name):
             if os.path.lexists(link) and not link.is_symlink():
-                raise SaveError(f"{link} must be a link to the best checkpoint, and is something else. Rename it.")
+                raise SaveError(
+                    f"The link to the best checkpoint cannot be created, because {link} exists and is not a link. "
+                    f"Rename or remove {link}, or use another folder."
+                )
             new = make_dot_name(link, "writing")
             os.symlink(self.path(best).name, new)
             try:
@@ -153,20 +159,20 @@ class Store:
         return best
 
     def _read_value(self, step: int) -> float:
-        """The monitored value of a checkpoint; NaN if it has none."""
+        """Returns the value of the monitored metric in a checkpoint; NaN if the checkpoint has no such value."""
         assert self._best is not None
         try:
             logs: Any = read_fact(self.path(step), "logs")
             return float(logs[self._best.name])
         except CheckpointError as error:
             if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
-                raise error.__cause__ from None  # it cannot be read now, so it may be the best
+                raise error.__cause__ from None  # the checkpoint cannot be read now, so it may be the best
             return math.nan
         except (KeyError, TypeError, ValueError, OverflowError):
             return math.nan
 
     def _remove_old(self, keep: set[int | None]) -> None:
-        """Remove all but the newest and those to keep. A folder with files that are not a checkpoint's stays too."""
+        """Removes all checkpoints except the newest and those in `keep`; never a folder that contains other files."""
         if self._keep is not None:
             for step in self._list_steps()[: -self._keep]:
                 if step not in keep and is_checkpoint_folder(self.path(step)):
@@ -174,7 +180,10 @@ class Store:
 
 
 def read_newest(path: str | os.PathLike[str]) -> Snapshot:
-    """Read a checkpoint, or the newest undamaged one in a folder of them; warn of newer ones that are damaged."""
+    """Returns the checkpoint at `path`; if `path` is a folder of checkpoints, the newest that is undamaged.
+
+    Warns of newer checkpoints that are damaged.
+    """
     store = Store(path)
     if (find_folder(store.folder) / MANIFEST).exists() or not store.steps():
         return read(path)
@@ -183,13 +192,15 @@ def read_newest(path: str | os.PathLike[str]) -> Snapshot:
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
-    """Load the arrays of a checkpoint, or of the newest one in a folder of checkpoints, as numpy, without a framework.
+    """Returns the arrays of a checkpoint by name, as numpy arrays, without importing a framework.
 
-    The model's arrays have the framework's own names, the names of others begin with `optimizer.` and the like. Every
-    byte is verified. bfloat16, which numpy does not have, comes as float32.
+    `path` is a checkpoint, or a folder of checkpoints, of which the newest undamaged checkpoint is read. The model's
+    arrays have the framework's own names; the names of all other arrays have a prefix such as `optimizer.`. Arrays of
+    bfloat16 are returned as float32, because numpy has no bfloat16. Every byte is verified. Raises `CheckpointError` if
+    there is no undamaged checkpoint.
 
     >>> import tempfile, numpy as np
-    >>> from lockstep.backends.base import Array
+    >>> from lockstep.core.types import Array
     >>> state = {"model.w": Array(np.zeros(2), "float64"), "optimizer.w.step": Array(np.asarray(3), "python")}
     >>> with tempfile.TemporaryDirectory() as home:
     ...     load_arrays(write(home + "/mine", Snapshot(state)))
@@ -200,14 +211,15 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
         bare = name.removeprefix("model.")
         if bare in result:
             raise StateError(
-                f"Two arrays of {path} have the name {bare!r}. Read its .safetensors files with safetensors instead."
+                f"Two arrays of the checkpoint {path} have the name {bare!r}. Read the checkpoint's .safetensors files "
+                "with the package safetensors instead."
             )
         result[bare] = widen(data, dtype) if dtype == "bfloat16" else data
     return result
 
 
 def _find_script_level() -> int:
-    """The `stacklevel` with which a warning names the first line outside of Lockstep that led to it."""
+    """Returns the `stacklevel` with which a warning names the line of the script that called Lockstep."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1

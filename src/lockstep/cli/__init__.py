@@ -1,4 +1,4 @@
-"""The command line: `lockstep demo`, `lockstep devices`, `lockstep verify`."""
+"""The command line: `lockstep demo`, `lockstep devices`, `lockstep doctor`, `lockstep verify`."""
 
 from lockstep.cli.app import main
 

@@ -1,4 +1,4 @@
-"""`python -m lockstep.cli` is the command line too."""
+"""Runs the command line as `python -m lockstep.cli`."""
 
 from lockstep.cli import main
 

@@ -1,4 +1,4 @@
-"""The commands and their options. Each command is implemented in a file of its own."""
+"""Defines the commands of `lockstep` and their options; each command is implemented in a separate file."""
 
 import traceback
 from collections.abc import Iterator
@@ -12,13 +12,15 @@ from rich.console import Console
 from lockstep import __version__
 from lockstep.cli import demo as demonstration
 from lockstep.cli import devices as hardware
+from lockstep.cli import doctor as diagnosis
 from lockstep.cli import verify as verification
 from lockstep.errors import DivergedError, LockstepError
 
 Framework = Annotated[
     str | None, typer.Option(help="torch, jax, tensorflow or mxnet; without it, the first that is installed.")
 ]
-DIFFERENT, UNUSABLE, INTERRUPTED = 1, 2, 130  # exit codes: bits differ; the command could not run; Ctrl-C
+DIFFERENT, BROKEN, UNUSABLE = 1, 1, 2  # exit codes; UNUSABLE: the command could not run
+INTERRUPTED, UNREAD = 130, 141  # as a shell has them for SIGINT and SIGPIPE
 
 app = typer.Typer(
     name="lockstep",
@@ -31,7 +33,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Runs the command given on the command line."""
     app(prog_name="lockstep")
 
 
@@ -47,7 +49,7 @@ def options(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version.")
     ] = False,
 ) -> None:
-    """Options of `lockstep` itself."""
+    """Handles the options of `lockstep` itself, such as `--version`."""
 
 
 @app.command()
@@ -68,9 +70,20 @@ def demo(
 
 @app.command()
 def devices() -> None:
-    """Show what each installed framework can train on here."""
+    """Show the devices on which each installed framework can train."""
     with _exit_codes():
         hardware.print_devices(Console())
+
+
+@app.command()
+def doctor() -> None:
+    """Check what works here, and say how to fix the rest.
+
+    Exit code 0: nothing is broken; 1: something is.
+    """
+    with _exit_codes():
+        if not diagnosis.run_doctor(Console()):
+            raise typer.Exit(BROKEN)
 
 
 @app.command()
@@ -94,10 +107,12 @@ def verify(
     Exit code 0: equal; 1: different; 2: the command could not run; 130: Ctrl-C.
     """
     if script is not None and shards is not None:
-        raise typer.BadParameter("--shards does not apply to a script. Use lockstep.wrap(..., shards=...) in it.")
+        raise typer.BadParameter(
+            "--shards cannot be used with a script. Use lockstep.wrap(..., shards=...) in the script."
+        )
     if script is not None and framework is not None:
         raise typer.BadParameter(
-            "--framework does not apply to a script, whose trainer has one. Leave --framework out."
+            "--framework cannot be used with a script, whose trainer has a framework already. Leave --framework out."
         )
     request = verification.Request(_parse_counts(devices), steps, shards, batch_size)
     with _exit_codes():
@@ -109,7 +124,7 @@ def verify(
 
 
 def _parse_counts(text: str) -> tuple[int, ...]:
-    """Returns the numbers of devices in a text like `1,2,4`.
+    """Returns the numbers of devices in a text such as `1,2,4`; raises if they are not two or more different numbers.
 
     >>> _parse_counts("1,2, 4")
     (1, 2, 4)
@@ -119,15 +134,18 @@ def _parse_counts(text: str) -> tuple[int, ...]:
     except ValueError:
         counts = ()
     if len(counts) < 2 or min(counts) < 1 or len(set(counts)) < len(counts):
-        raise typer.BadParameter(f"--devices {text!r} is not a list of two or more different integers. Use 1,2,4.")
+        raise typer.BadParameter(
+            f"--devices {text!r} must be two or more different numbers of devices, each 1 or more, separated by "
+            "commas. Use for example 1,2,4."
+        )
     return counts
 
 
 @contextmanager
 def _exit_codes() -> Iterator[None]:
-    """Exits with code 1 only if bits differ, so that a script can rely on it.
+    """Converts exceptions to exit codes. Code 1 means that bits differ, so that a calling script can rely on it.
 
-    Lockstep's own errors are printed without a traceback, those of the user's script with one.
+    A LockstepError is printed without a traceback, an error of the user's script with a traceback.
     """
     try:
         yield
@@ -138,6 +156,8 @@ def _exit_codes() -> Iterator[None]:
         raise typer.Exit(DIFFERENT if isinstance(error, DivergedError) else UNUSABLE) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    except (Exception, SystemExit):  # also sys.exit(1) in the user's script, which must not look like different bits
+    except (Exception, SystemExit) as error:  # also a script's sys.exit(1), which must not look like different bits
+        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):  # rich's, in `| head`
+            raise typer.Exit(UNREAD) from None
         traceback.print_exc()
         raise typer.Exit(UNUSABLE) from None

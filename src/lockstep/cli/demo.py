@@ -1,7 +1,7 @@
-"""`lockstep demo`: one script on 1, 2 and 3 replicas, and the same training with the framework's own data parallelism.
+"""`lockstep demo`: trains on 1, 2 and 3 replicas, and with the framework's own data parallelism, and compares both.
 
-Each run is `python train.py …` in a temporary folder, as a user would start it. The demo reports what those scripts
-print and write.
+Each run is a script that is started as `python train.py …` in a temporary folder, as a user would start it. The demo
+shows what these scripts print and write.
 """
 
 import csv
@@ -26,8 +26,8 @@ from lockstep.callbacks import History
 from lockstep.cli import scripts
 from lockstep.display.number_format import format_duration
 from lockstep.errors import MissingExtra, SaveError, WorkerError
+from lockstep.launch.deferred_signals import defer_interrupts
 from lockstep.launch.environment import build_worker_environment
-from lockstep.launch.signals import defer_interrupts
 
 EPOCHS = 10  # as in the scripts
 REPLICAS = (1, 2, 3)
@@ -42,7 +42,7 @@ NOTE = """\
 
 @dataclass(frozen=True)
 class DemoRun:
-    """The result of one run."""
+    """The results of one run of a script: the history and the digest of the trained model."""
 
     title: str
     num_devices: int
@@ -56,12 +56,12 @@ class DemoRun:
 
     @property
     def seconds(self) -> float:
-        """The median per epoch, because the first epoch includes the start of the processes."""
+        """The median time per epoch, because the first epoch includes the start of the processes."""
         return statistics.median(self.history.seconds)
 
 
 def run_demo(console: Console, framework: str, epochs: int, curves: Path, picture: Path | None) -> bool:
-    """Runs everything and prints the results; returns whether Lockstep's digests are equal."""
+    """Runs all scripts and prints the results; returns whether the digests of all runs with Lockstep are equal."""
     if picture is not None:
         _check_writable(picture)
     own = scripts.load_scripts(framework)
@@ -86,7 +86,7 @@ def run_demo(console: Console, framework: str, epochs: int, curves: Path, pictur
 
 
 def run_script(title: str, name: str, text: str, num_devices: int, arguments: list[str]) -> DemoRun:
-    """Runs the script in a temporary folder; kills it and all processes that it started if this is interrupted."""
+    """Runs a script in a temporary folder and returns its results; kills its processes if this is interrupted."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-demo-")))
         (folder / name).write_text(text, encoding="utf-8")
@@ -99,12 +99,12 @@ def run_script(title: str, name: str, text: str, num_devices: int, arguments: li
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 encoding="utf-8",
-                process_group=0,  # to kill all of it at once; the terminal's Ctrl-C reaches this process only
+                process_group=0,  # so that all its processes can be killed, and Ctrl-C reaches this process only
             )
             stack.callback(_end, process)
         stdout, stderr = process.communicate()
         if process.returncode:
-            raise WorkerError(f"{name} failed with exit code {process.returncode}:\n{stderr}")
+            raise WorkerError(f"{name} failed with exit code {process.returncode}. Its error output:\n{stderr}")
         history = History(tuple(f"cpu:{index}" for index in range(num_devices)))
         with open(folder / "history.csv", newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
@@ -124,7 +124,7 @@ def _with_epochs(text: str, epochs: int) -> str:
 
 
 def _build_table(ours: list[DemoRun], theirs: list[DemoRun], *, times: bool) -> Table:
-    """Returns a table with one run per row. Pictures have no times, which depend on the machine and the moment."""
+    """Returns a table with one run per row; `times=False` leaves out the times, which depend on the machine."""
     table = Table("", box=box.SIMPLE_HEAD)
     for heading in ("devices", "test accuracy", *(["s/epoch"] if times else [])):
         table.add_column(heading, justify="right")
@@ -165,16 +165,16 @@ def _draw(history: History, path: Path) -> str:
 
 
 def _check_writable(path: Path) -> None:
-    """Raises if the picture cannot be written, before training takes minutes."""
+    """Raises SaveError if the picture cannot be written to `path`; called before training starts."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     except OSError as error:
-        raise SaveError(f"--table {path} cannot be written: {error.strerror}. Use another path.") from error
+        raise SaveError(f"--table {path} cannot be written: {error.strerror or error}. Use another path.") from error
 
 
 def _save(result: Group, path: Path) -> None:
-    """Writes the table as an SVG picture without embedded fonts, of the table's width."""
+    """Writes the table as an SVG picture, which is as wide as the table and has no embedded fonts."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         console = Console(file=nowhere, record=True, width=SVG_COLUMNS, force_terminal=True)
         console.print(result)

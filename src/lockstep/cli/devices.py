@@ -1,4 +1,4 @@
-"""`lockstep devices`: the devices on which each installed framework can train."""
+"""`lockstep devices`: prints the devices on which each installed framework can train."""
 
 import importlib
 import importlib.util
@@ -23,16 +23,16 @@ PACKAGES = {
     "tensorflow": ("tensorflow", "keras"),
     "mxnet": ("mxnet",),
 }
-"""The packages that each framework needs."""
+"""For each framework, the packages that must be installed to use it."""
 
 
 def list_installed() -> list[str]:
-    """Returns the frameworks that are installed, without importing them."""
+    """Returns the names of the installed frameworks, without importing them."""
     return [name for name, needed in PACKAGES.items() if all(map(importlib.util.find_spec, needed))]
 
 
 def choose_framework(framework: str | None) -> str:
-    """Returns the given framework, or the first that is installed; raises if it is not installed."""
+    """Returns the given framework; if it is None, the first installed framework. Raises if it is not installed."""
     if framework is not None and framework not in PACKAGES:
         raise ModelError(f"--framework {framework!r} is not supported. Use one of {', '.join(PACKAGES)}.")
     found = list_installed()
@@ -43,13 +43,14 @@ def choose_framework(framework: str | None) -> str:
 
 
 def list_accelerators(framework: str) -> Sequence[str]:
-    """Returns the accelerators that the framework finds; imports the framework."""
-    return registry.module(f"lockstep.backends.{framework}").available()
+    """Returns the accelerators that the framework finds, after importing the framework."""
+    name = f"lockstep.backends.{framework}" if framework in PACKAGES else registry.list_outside()[framework]
+    return registry.load_module(name).available()
 
 
 def print_devices(console: Console) -> None:
     """Prints one row per installed framework, and a line about the CPU."""
-    frameworks = list_installed()
+    frameworks = [*list_installed(), *(name for name in registry.list_outside() if name not in PACKAGES)]
     if not frameworks:
         raise MissingExtra(
             f"No framework is installed. Lockstep supports {', '.join(PACKAGES)}. "
@@ -60,7 +61,7 @@ def print_devices(console: Console) -> None:
         accelerators = list_accelerators(framework)
         table.add_row(
             framework,
-            importlib.import_module(framework).__version__,
+            getattr(importlib.import_module(framework), "__version__", "?"),
             _format_names(accelerators) or "none",
             _format_replicas(resolve(None, accelerators)),
         )

@@ -1,4 +1,4 @@
-"""`lockstep verify`: the same steps on several numbers of devices, with the digest after each."""
+"""`lockstep verify`: trains the same steps on several numbers of devices and compares the digests after each step."""
 
 import importlib.util
 import inspect
@@ -23,12 +23,15 @@ from lockstep.training.verify import Verification
 
 DIGEST_CHARACTERS = 16
 MIN_CHARACTERS = 6
-MODULE = "lockstep_target"  # the script's module name; its own name may be taken, e.g. by the standard library's `test`
+MODULE = "lockstep_target"  # the script's module; its own name may be that of another module, such as `test`
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to compare. `shards` applies to the bundled model only, `batch_size` to arrays and data sets."""
+    """The options of `lockstep verify`: `counts` are the numbers of devices to compare.
+
+    `shards` is used for the bundled model only, and `batch_size` for arrays and data sets only.
+    """
 
     counts: tuple[int, ...]
     steps: int
@@ -38,15 +41,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Subject:
-    """A trainer to verify and its data."""
+    """The trainer that is verified, and the data on which it trains."""
 
     trainer: Trainer[Any]
     data: Any
-    is_bundled_data: bool = False  # the script returned no data
+    is_bundled_data: bool = False  # whether the script returned no data, so that the bundled digits are used
 
 
 def run_verify(console: Console, request: Request, subject: Subject) -> None:
-    """Prints a table of digests; raises DivergedError, which names step and tensor, if two differ."""
+    """Prints a table of digests; raises DivergedError, which names the step and the array, if two digests differ."""
     counts = _join_counts(request.counts)
     try:
         with subject.trainer, console.status(f"{request.steps} steps on {counts} devices"):
@@ -62,7 +65,7 @@ def run_verify(console: Console, request: Request, subject: Subject) -> None:
 
 
 def build_bundled(framework: str, request: Request) -> Subject:
-    """Returns the network that ships with the package, on accelerators if there are enough, else on the CPU."""
+    """Returns a trainer of the bundled model and its data, on the CPU unless there are enough accelerators."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "verify.py")
         path.write_text(scripts.load_scripts(framework).verify, encoding="utf-8")
@@ -73,13 +76,16 @@ def build_bundled(framework: str, request: Request) -> Subject:
 
 
 def load_script(script: str) -> Subject:
-    """Returns the trainer, and the data if any, that the script's function returns."""
+    """Returns the trainer and the data that the function `FILE.py:FUNCTION` returns.
+
+    If it returns a trainer only, the data is the bundled digits.
+    """
     result = load_function(script)()
     has_data = isinstance(result, tuple) and len(result) == 2
     trainer, data = result if has_data else (result, digits()[0])
     if not isinstance(trainer, Trainer):
         raise ModelError(
-            f"{script} returned {type(trainer).__name__}, not what lockstep.wrap returned, or (trainer, data). "
+            f"{script} returned {type(trainer).__name__}, not a trainer from lockstep.wrap, or (trainer, data). "
             "End the function with: return trainer, (x, y)"
         )
     return Subject(trainer, data, is_bundled_data=not has_data)
@@ -88,18 +94,20 @@ def load_script(script: str) -> Subject:
 def load_function(text: str) -> Callable[..., Any]:
     """Returns the function that `FILE.py:FUNCTION` names.
 
-    The file is imported, so code under `if __name__ == "__main__"` does not run. What it defines is pickled by value,
-    so the workers need not find the file.
+    The file is imported, so code under `if __name__ == "__main__"` does not run. Its functions and classes are pickled
+    by value, so the workers need not find the file.
     """
     path, _, name = text.rpartition(":")
     if not path or not name.isidentifier():
-        raise ModelError(f"{text!r} is not FILE.py:FUNCTION. Use for example train.py:make_trainer.")
+        raise ModelError(f"{text!r} must have the form FILE.py:FUNCTION. Use for example train.py:make_trainer.")
     if not Path(path).is_file():
-        raise ModelError(f"The file {path!r} does not exist. Use for example train.py:make_trainer.")
+        raise ModelError(
+            f"The file {path!r} does not exist. Give a path relative to {Path.cwd()}, or an absolute path."
+        )
     module = _import_file(Path(path).resolve())
     function = getattr(module, name, None)
     if not callable(function):
-        raise ModelError(f"{path} defines no function {name!r}. Use one of: {_list_functions(module)}.")
+        raise ModelError(f"{path} defines no function {name!r}. Use one of its functions: {_list_functions(module)}.")
     result: Callable[..., Any] = function
     return result
 
@@ -138,13 +146,16 @@ def _verify(subject: Subject, request: Request) -> Verification:
         if not subject.is_bundled_data:
             raise
         raise ModelError(
-            "The function returned a trainer without data, so it is verified on the bundled digits, rows of 64 "
-            f"numbers, which the model does not accept: {error}. End the function with: return trainer, (x, y)"
+            "The function returned a trainer without data, and its model does not accept the bundled digits, which are "
+            f"rows of 64 numbers: {error}. End the function with: return trainer, (x, y)"
         ) from error
 
 
 def _build_table(digests: Mapping[int, Sequence[str]], width: int) -> Table:
-    """Returns a table with one row per step and one column per number of devices; digests are cut to fit."""
+    """Returns a table of digests with a row for each step and a column for each number of devices.
+
+    The digests are shortened so that the table fits into `width` columns.
+    """
     column_width = (width - len("  step  ")) // len(digests) - len("   ")
     characters = min(DIGEST_CHARACTERS, max(MIN_CHARACTERS, column_width))
     is_short = characters < len("8 devices")
@@ -158,7 +169,7 @@ def _build_table(digests: Mapping[int, Sequence[str]], width: int) -> Table:
 
 
 def _join_counts(counts: Sequence[int]) -> str:
-    """Returns the numbers as text.
+    """Returns the numbers as text, separated by commas and `and`.
 
     >>> _join_counts((1, 2, 4))
     '1, 2 and 4'

@@ -1,1 +1,1 @@
-"""Values and arithmetic: the standard library and numpy only."""
+"""Values and arithmetic that use only the standard library, numpy and ml_dtypes; no framework and no processes."""

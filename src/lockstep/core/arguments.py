@@ -14,7 +14,7 @@ from lockstep.errors import LockstepError
 
 
 def check_path(name: str, value: Any, error: type[LockstepError], example: str) -> str:
-    """Returns the path as a string.
+    """Returns the path as a string; raises `error` if the value is empty or not a path.
 
     >>> from lockstep.errors import SaveError
     >>> check_path("path", "ckpt/", SaveError, "ckpt/")
@@ -30,7 +30,7 @@ def check_path(name: str, value: Any, error: type[LockstepError], example: str) 
 
 
 def check_number(name: str, value: Any, error: type[LockstepError], example: float) -> float:
-    """Returns the number, Python's or numpy's; raises if it is not finite.
+    """Returns the number unchanged; raises `error` if it is not a finite number of Python or numpy.
 
     >>> from lockstep.errors import CallbackError
     >>> check_number("decay", 0.9, CallbackError, 0.999)
@@ -46,7 +46,7 @@ def check_number(name: str, value: Any, error: type[LockstepError], example: flo
 
 
 def check_flag(name: str, value: Any, error: type[LockstepError]) -> bool:
-    """Returns True or False; 1 and 0 are allowed, too.
+    """Returns the flag as True or False; 1 and 0 are accepted too. Raises `error` for any other value.
 
     >>> from lockstep.errors import CallbackError
     >>> check_flag("append", 1, CallbackError)
@@ -58,7 +58,7 @@ def check_flag(name: str, value: Any, error: type[LockstepError]) -> bool:
 
 
 def check_integer(name: str, value: Any, error: type[LockstepError], least: int) -> int:
-    """Returns the integer, which is `least` or more.
+    """Returns the integer unchanged; raises `error` if the value is not an integer of at least `least`.
 
     >>> from lockstep.errors import CallbackError
     >>> check_integer("patience", 3, CallbackError, least=0)
@@ -73,11 +73,11 @@ def check_integer(name: str, value: Any, error: type[LockstepError], least: int)
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether this is a real number, Python's or numpy's, but no bool."""
+    """Returns whether `value` is a real number of Python or numpy; a bool is not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def show(value: Any) -> str:
-    """Returns the value for an error message, shortened if it is long."""
+    """Returns a short text for a value in an error message: an array's type and shape, or the start of the repr."""
     shape = getattr(value, "shape", None)
     return f"a {type(value).__name__} of shape {tuple(shape)}" if shape else f"{value!r:.100}"

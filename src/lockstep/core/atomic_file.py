@@ -1,8 +1,8 @@
-"""Write a file whole or not at all, and through to the disk.
+"""Writes a file completely or not at all, and syncs it to the disk.
 
-Every file that Lockstep writes for the user comes from here: logs, pictures, downloads. A checkpoint is a folder of
-files and has `checkpoint/atomic_folder.py`, which uses `sync_folder` too. TensorBoard's event files do not: they only
-grow, their reader skips a last record that was cut off, and a resumed run writes it again.
+The logs, pictures and downloads that Lockstep writes for the user go through this file. A checkpoint is a folder of
+files, which `checkpoint/atomic_folder.py` writes. TensorBoard's event files are written by their own library: they only
+grow, TensorBoard skips a last record that was cut off, and a resumed run writes that record again.
 """
 
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put `data` in the place of a file, in one move; make its folder if there is none.
+    """Replaces the content of a file with `data` atomically; creates the file's folder if it is missing.
 
-    Whoever reads the file meanwhile, or after a power failure, finds the old content or the new.
+    A process that reads the file meanwhile, or after a power failure, finds either the old content or the new content.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -22,9 +22,9 @@ def replace_file(path: Path, data: bytes) -> None:
     ...     Path(folder, "runs", "note.txt").read_text()
     'done'
     """
-    path = Path(os.path.realpath(path))  # a link stays a link, and the file it leads to is replaced
+    path = Path(os.path.realpath(path))  # a symbolic link is kept, and the file that it points to is replaced
     if path.exists() and not path.is_file():
-        path.write_bytes(data)  # a pipe or /dev/stdout: nothing to replace, and no file can be made beside it
+        path.write_bytes(data)  # a pipe or a device such as /dev/stdout, which cannot be replaced by a file
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
@@ -39,14 +39,14 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def append_to_file(path: Path, data: bytes) -> None:
-    """Add `data` at the end of a file; it is on the disk when this returns."""
+    """Adds `data` at the end of a file and syncs the file to the disk."""
     with path.open("ab") as file:
         file.write(data)
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk. Windows does so by itself."""
+    """Syncs a folder, so that renamed files keep their new names after a power failure. Does nothing on Windows."""
     if sys.platform != "win32":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

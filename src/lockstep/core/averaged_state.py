@@ -1,53 +1,54 @@
-"""Refuse float state that is a queue or a memory, because its average over the shards makes no sense.
+"""Detects float buffers that a model uses as a queue or a memory bank, whose average over the shards is meaningless.
 
-Running statistics are averaged: every shard starts from the same values and moves them by a part of themselves. A
-queue (MoCo's, or a memory bank) has rows that a shard replaces and rows that it leaves. Averaged, every row would be a
-mixture, which no error shows. The first steps compare what each shard leaves with what it started from.
+Float buffers are averaged over the shards, which is right for running statistics: every shard starts from the same
+values and moves all of them a little. In a queue (as in MoCo) a shard replaces some rows and does not touch the rest.
+The average over the shards would mix old and new rows without any error. So some steps, the first ones among them,
+compare each buffer after a shard's pass with the buffer before it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.core.layout import Field, Layout
+from lockstep.core.types import PartialSum
 from lockstep.errors import ModelError
 
-CHECKED = 3  # steps that change an array, after which it is known what it is
-FOLLOWED = 100  # steps after the last change for which every step is checked
-_TOLERANCE = 1e-6  # relative: a leaf has the values times the shard's part of the batch, rounded
-_MOVED = 0.5  # of a slice's norm: a running mean moves by less
-
-Node = Mapping[str, Any]
+CHECKED = 3  # an array that this many checked steps have changed is not checked again
+FOLLOWED = 100  # for this many steps after the last change every step is checked
+_TOLERANCE = 1e-6  # relative; a leaf holds the values times the shard's fraction of the batch, rounded
+_MOVED = 0.5  # relative to a slice's norm; a running mean moves by less, a replaced row by more
 
 
 class AveragedArray(NamedTuple):
-    """A float array of the state that a step averages, as it is before the step."""
+    """A float array of the state that a step averages over the shards, with its value before the step."""
 
-    field: str  # its name in the layout of a leaf
+    field: str  # the array's name in the layout of the partial sums
     name: str
     before: NDArray[Any]
     writable: bool = True  # whether the script can write to it between steps
 
 
 class QueueGuard:
-    """The check of one process's leaves, in the steps in which it is due.
+    """Checks in some of the steps how the shards of this process change the averaged arrays.
 
-    Every step counts until an array has changed in `CHECKED` of them, or not for `FOLLOWED` steps. Otherwise the steps
-    are the first ones and those whose number is a power of two, because reading a leaf waits for the device.
+    The first steps are checked, and later the steps whose number is a power of two; not every step, because reading a
+    leaf waits for the device. Once an array has changed, every step is checked until the array has changed in `CHECKED`
+    steps, or no array has changed for `FOLLOWED` steps.
     """
 
     def __init__(self) -> None:
         self._steps = 0
-        self._last_change = 0  # the step
-        self._changes: dict[str, int] = {}  # by an array's field, the steps that have changed it
-        self._moved: set[str] = set()  # in this step
+        self._last_change = 0  # the number of the last step that changed an array
+        self._changes: dict[str, int] = {}  # how many steps have changed an array, by its field
+        self._moved: set[str] = set()  # the fields of the arrays that this step has changed
         self._arrays: list[AveragedArray] | None = None
         self._fields: dict[str, Field] = {}
 
     def is_due(self) -> bool:
-        """Begin a step; return whether its leaves are to be checked."""
+        """Begins a step, and returns whether `check` is to be called for the shards of this step."""
         if self._moved:
             self._last_change = self._steps
         for field in self._moved:
@@ -61,14 +62,17 @@ class QueueGuard:
 
     def check(
         self,
-        leaf: Node,
+        leaf: PartialSum,
         fraction: float,
         layout: Layout,
         averaged: Callable[[], list[AveragedArray]],
         to_host: Callable[[Any], Any],
     ) -> None:
-        """Raise if the shard of this leaf, `fraction` of the batch, has used a float array of the state as a queue."""
-        if self._arrays is None:  # asked at the first leaf: some backends know only then what a shard changes
+        """Raises if a shard has replaced some slices of an averaged array and left other slices unchanged.
+
+        `fraction` is the shard's part of the batch's examples, by which the arrays in `leaf` are multiplied.
+        """
+        if self._arrays is None:  # not before the first leaf, because some backends know only then what a shard changes
             self._fields = {field.name: field for field in layout.fields}
             self._arrays = [
                 each for each in averaged() if each.before.ndim > 1 and self._changes.get(each.field, 0) < CHECKED
@@ -76,7 +80,7 @@ class QueueGuard:
         for array in self._arrays:
             field = self._fields[array.field]
             stored = np.asarray(to_host(leaf[field.dtype][field.offset : field.offset + field.size]), np.float64)
-            if not stored.any():  # the shard has not changed it; an array that is zeroed whole is no queue
+            if not stored.any():  # either the shard has not changed the array, or set all of it to 0, unlike a queue
                 continue
             after = stored.reshape(field.shape) / fraction
             if not _differs(array.before, after).any():
@@ -88,10 +92,11 @@ class QueueGuard:
 
 
 def find_replaced_axis(before: NDArray[Any], after: NDArray[Any]) -> int | None:
-    """Return the axis along which some slices were replaced and others, which hold something, were left, or None.
+    """Returns the axis along which some slices were replaced and others are unchanged; None if there is no such axis.
 
-    A slice of a running mean moves by a part of itself, and what stays is 0. Of slices with one element, as in batch
-    norm's vectors, nothing can be concluded: a channel without input stays as it is.
+    A slice has been replaced if it moved by more than half of its norm: a running mean moves by less. Unchanged slices
+    of zeros do not count. Vectors, such as batch norm's statistics, are skipped, because a channel without input stays
+    unchanged there too.
     """
     differing = _differs(before, after)
     before, after = before.astype(np.float64), after.astype(np.float64)
@@ -112,14 +117,17 @@ def _differs(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _explain(array: AveragedArray, axis: int) -> str:
-    between = "Write to it between the steps, in the script, from where it reaches every replica; or use shards=1"
-    copied = (
-        "Use shards=1, where nothing is averaged; or an nnx module, to whose variables the script can write between "
-        "the steps."
+    update_in_script = (
+        "Update the buffer in the script between two steps, from where it is copied to every replica; or use shards=1, "
+        "with which nothing is averaged."
+    )
+    use_one_shard = (
+        "Use shards=1, with which nothing is averaged; or use an nnx module, whose variables the script can update "
+        "between two steps."
     )
     return (
-        f"A float buffer is averaged over the shards, as running statistics are. In {array.name!r} of shape "
-        f"{tuple(array.before.shape)} a pass replaces some slices along axis {axis} and leaves others as they are, as "
-        "in a queue or a memory, of which an average makes no sense. "
-        + (f"{between}, where nothing is averaged." if array.writable else copied)
+        f"The model's forward pass replaces some slices of the buffer {array.name!r} of shape "
+        f"{tuple(array.before.shape)} along axis {axis} and leaves other slices unchanged, as in a queue or a memory "
+        "bank. Lockstep averages float buffers over the shards, which would mix old and new slices. "
+        + (update_in_script if array.writable else use_one_shard)
     )

@@ -1,10 +1,10 @@
-"""The entries of a batch for a loss of (outputs, targets), and how a model is called with the first of them.
+"""Splits a batch into inputs, targets and example weights for a loss of (outputs, targets), and calls the model.
 
-Data sets often give (image, label, index). Taken for a weight, an index trains another model without a word.
+Data sets often give (image, label, index). If the index were used as a weight, the result would be wrong without any
+error, so integers as the third entry are refused.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def split_batch(batch: Any, as_floats: str) -> tuple[Any, Any, Any]:
-    """The inputs, targets and example weights (or None) of a batch.
+    """Returns the inputs, the targets and the example weights (None if there are none) of a batch.
 
-    Floats and bools are weights. Integers may as well be something else and are refused; `as_floats` is how the
-    framework's users make floats of `weights`.
+    A third entry of floats or bools is the weights. Integers could be an index instead, so they raise. `as_floats` is
+    the code that the error message suggests for converting `weights` to floats.
 
     >>> import numpy as np
     >>> split_batch((np.ones(2), np.zeros(2), np.array([True, False])), "weights.astype(float)")[2]
@@ -27,8 +27,8 @@ def split_batch(batch: Any, as_floats: str) -> tuple[Any, Any, Any]:
     """
     if not isinstance(batch, tuple) or len(batch) not in (2, 3):
         raise BatchError(
-            "With a loss of (outputs, targets) a batch is (inputs, targets) or (inputs, targets, weights). "
-            f"Got {describe(batch)}. Give one of these, or write an objective:\n{OBJECTIVE_EXAMPLE}"
+            f"The batch {describe(batch)} cannot be used with a loss of (outputs, targets). Give (inputs, targets) or "
+            f"(inputs, targets, weights), or write an objective:\n{OBJECTIVE_EXAMPLE}"
         )
     if len(batch) == 2:
         return batch[0], batch[1], None
@@ -36,40 +36,41 @@ def split_batch(batch: Any, as_floats: str) -> tuple[Any, Any, Any]:
     kind = _integer_type(third)
     if kind:
         raise BatchError(
-            "The third entry of a batch is the examples' weights, which are floats or bools. "
-            f"Got {describe(batch)} with a third entry of {kind}. "
-            "If it is an index or an id, give ((inputs, index), targets) to a model that takes it, else leave it out. "
-            f"If it is weights, give {as_floats}. If the first two are both inputs, give ((a, b), targets)."
+            "The third entry of a batch is the example weights, which must be floats or bools. Got the batch "
+            f"{describe(batch)} with a third entry of {kind}. If the third entry is an index or an id, give ((inputs, "
+            "index), targets) to a model that uses it, or leave it out. If the third entry is example weights, give "
+            f"{as_floats}. If the first two entries are both inputs, give ((a, b), targets)."
         )
     return inputs, targets, third
 
 
-@contextmanager
-def explain_missing_input(batch: Any) -> Iterator[None]:
-    """Says how several inputs are written if a model lacks one and the batch has three entries."""
-    try:
-        yield
-    except TypeError as error:
-        lacks = "missing" in str(error) and "positional argument" in str(error)
-        if not (lacks and isinstance(batch, tuple) and len(batch) == 3):
-            raise
+def explain_missing_input(error: TypeError, batch: Any) -> None:
+    """Raises BatchError if the model lacks an argument and the batch has three entries, which may be two inputs.
+
+    The message says how to give several inputs. Any other TypeError is left to the caller.
+    """
+    lacks = "missing" in str(error) and "positional argument" in str(error)
+    if lacks and isinstance(batch, tuple) and len(batch) == 3:
         raise BatchError(
-            f"{error}. The model was called with the first entry of {describe(batch)}: three entries are "
-            "(inputs, targets, weights). If the first two are both inputs, give ((a, b), targets)."
+            f"{error}. The model was called with the first entry of the batch {describe(batch)}, because three entries "
+            "are (inputs, targets, weights). If the first two entries are both inputs, give ((a, b), targets)."
         ) from error
 
 
 def call_model(model: Any, inputs: Any) -> Any:
-    """The model's outputs: a tuple of inputs goes in by position, a dict by name."""
+    """Returns the model's outputs. A tuple of inputs is passed as positional arguments, a dict as keyword arguments."""
     arguments, named = spread_inputs(inputs)
     outputs = model(*arguments, **named)
     if outputs is None:
-        raise ModelError(f"A model gives outputs. Got None from {type(model).__name__}. End its forward with `return`.")
+        raise ModelError(
+            f"The model {type(model).__name__} returned None instead of its outputs. End the model's forward method "
+            "with `return outputs`."
+        )
     return outputs
 
 
 def spread_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with which a model is called.
+    """Returns the positional and keyword arguments with which a model is called.
 
     >>> spread_inputs((1, 2)), spread_inputs({"x": 1})
     (((1, 2), {}), ((), {'x': 1}))
@@ -80,19 +81,19 @@ def spread_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def check_example_weights(ops: "ArrayOps", weights: Any, examples: int) -> Any:
-    """The weights as an array; raises unless there is one for each example."""
+    """Returns the example weights as an array; raises unless there is exactly one weight for each example."""
     weights = ops.as_array(weights) if isinstance(weights, list) else weights
     shape = tuple(getattr(weights, "shape", ()))
     if not shape or prod(shape) != examples:
         raise BatchError(
-            f"There is one weight per example. Got weights of shape {shape} for a shard of {examples}. "
-            "Give one number for each example."
+            f"There must be one example weight per example. Got weights of shape {shape} for a shard of {examples} "
+            "examples. Give a vector with one number for each example of the batch."
         )
     return weights
 
 
 def _integer_type(value: Any) -> str:
-    """The name of the integer type of an array or list, of whatever framework; empty for any other."""
+    """Returns the name of the integer type of an array of any framework, or of a list; empty for any other value."""
     if isinstance(value, list):
         return "int" if value and all(isinstance(each, int) and not isinstance(each, bool) for each in value) else ""
     dtype = getattr(value, "dtype", None)

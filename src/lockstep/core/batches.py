@@ -1,9 +1,9 @@
-"""Batches: the structures a batch may have, and how it is split into shards.
+"""The structures that a batch may have, and how a batch is split into shards.
 
-A batch is a pytree of tuples and dicts. Its arrays are split on axis 0, its lists as lists; scalars and strings are
-copied to every shard. The split depends on the number of examples and of shards only.
+A batch is a pytree of tuples and dicts. Arrays are split along axis 0, and lists like arrays; scalars and strings are
+copied to every shard. The split depends only on the number of examples and the number of shards.
 
-A batch may also be `Rows`: not the examples themselves, but a reference to them.
+A batch may also be `Rows`: not the examples themselves, but a reference to examples of a pipeline.
 """
 
 import zlib
@@ -26,29 +26,29 @@ OBJECTIVE_EXAMPLE = """
 
 @dataclass(frozen=True)
 class Rows:
-    """A reference to a batch of a pipeline, or a shard of it. The process that computes a shard reads it.
+    """A reference to a batch of a pipeline, or to one shard of it. Each process reads the examples of its own shards.
 
     >>> [len(piece) for piece in cut(Rows(None, epoch=0, batch=3, num_examples=5), 2)]
     [3, 2]
     """
 
-    pipeline: Any  # in a message to a worker, its number there
+    pipeline: Any  # a Pipeline; in a message to a worker, the number by which the worker knows the pipeline
     epoch: int
     batch: int
-    num_examples: int  # of the whole batch
+    num_examples: int  # in the whole batch
     shard: int = 0
     num_shards: int = 1
     only_inputs: bool = False
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The start and stop of this shard in its batch, as in `plan.bounds`."""
+        """The positions in the batch at which this shard starts and stops, as in `plan.bounds`."""
         size, extra = divmod(self.num_examples, self.num_shards)
         start = self.shard * size + min(self.shard, extra)
         return start, start + size + (self.shard < extra)
 
     def __len__(self) -> int:
-        """The number of examples of this shard."""
+        """Returns the number of examples of this shard."""
         start, stop = self.bounds
         return stop - start
 
@@ -60,46 +60,53 @@ def is_array(value: Any) -> bool:
 
 
 def transform(batch: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Returns the pytree with `leaf` applied to everything that is not a tuple or a dict."""
-    if isinstance(batch, Mapping):
-        return {key: transform(value, leaf) for key, value in batch.items()}
+    """Returns a copy of the pytree in which `leaf` has been applied to every value that is not a tuple or a dict."""
     if isinstance(batch, tuple):
         values = [transform(value, leaf) for value in batch]
         return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
+    if isinstance(batch, Mapping):
+        return {key: transform(value, leaf) for key, value in batch.items()}
     return leaf(batch)
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """Yields everything in the pytree that is not a tuple or a dict, in order."""
-    if isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from leaves(value)
-    elif isinstance(batch, tuple):
+    """Yields the values of the pytree that are not tuples or dicts, in order."""
+    if isinstance(batch, tuple):
         for value in batch:
+            yield from leaves(value)
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
             yield from leaves(value)
     else:
         yield batch
 
 
-def top(batch: Any) -> Any:
-    """Returns the batch with the lists that loaders use as tuples converted to tuples.
+def restore_tuples(batch: Any) -> Any:
+    """Converts a list to a tuple if the loader used the list as a tuple, for example `[inputs, targets]`.
 
-    A list of arrays stays a list if each array is an example: that is if their lengths differ from those of the arrays
-    and lists beside it, or from each other.
+    A list of arrays whose entries are single examples stays a list. Its entries are taken as examples if their lengths
+    differ from each other, or from the lengths of the arrays and lists beside the list.
 
-    >>> top([[np.zeros(2), np.ones(2)], ["a", "b"]])
+    >>> restore_tuples([[np.zeros(2), np.ones(2)], ["a", "b"]])
     ((array([0., 0.]), array([1., 1.])), ['a', 'b'])
-    >>> top([[np.zeros(3), np.ones(3)], np.array([0, 1])])
+    >>> restore_tuples([[np.zeros(3), np.ones(3)], np.array([0, 1])])
     ([array([0., 0., 0.]), array([1., 1., 1.])], array([0, 1]))
     """
+    if _is_flat(batch):
+        return batch
     converted = _convert_lists(batch, inner=False)
     lists, lengths, beside = _measure_lists(converted)
     are_inputs = lists and len(lengths) == 1 and beside in (set(), lengths)
     return _convert_lists(batch, inner=True) if are_inputs else converted
 
 
+def _is_flat(batch: Any) -> bool:
+    """Returns whether `batch` is a plain tuple of arrays, as most are."""
+    return type(batch) is tuple and all(map(is_array, batch))
+
+
 def _convert_lists(batch: Any, inner: bool, outer: bool = True) -> Any:
-    """Converts lists to tuples. Lists of arrays inside another list or tuple are converted only if `inner`."""
+    """Converts lists to tuples; lists of arrays inside another list or tuple only if `inner` is True."""
     if isinstance(batch, list):
         if is_list_of_arrays(batch) and not (inner or outer):
             return batch
@@ -117,7 +124,7 @@ def _is_splittable(value: Any) -> bool:
 
 
 def _measure_lists(batch: Any) -> tuple[list[Any], set[int], set[int]]:
-    """Returns the lists of arrays, the lengths of their arrays, and the lengths of arrays and lists beside them."""
+    """Returns a batch's lists of arrays, the lengths of the arrays in them, and the lengths of all other entries."""
     lists = [value for value in leaves(batch) if is_list_of_arrays(value)]
     lengths = {int(each.shape[0]) for value in lists for each in value}
     others = [value for value in leaves(batch) if not any(value is each for each in lists)]
@@ -128,10 +135,10 @@ def _measure_lists(batch: Any) -> tuple[list[Any], set[int], set[int]]:
 
 
 def several(batch: Any, always: bool = False) -> Any:
-    """Converts a list of several inputs or outputs, as in Keras, to a tuple.
+    """Converts a list of several inputs or outputs, as Keras uses it, to a tuple.
 
-    In such a list each array has all the examples, which is known if an array or list beside it has the same length. In
-    any other list each array is one example. With `always` every list of arrays is converted.
+    In such a list each array has an entry for every example, so its length is that of the arrays and lists beside the
+    list. In any other list each array is one example. With `always=True` every list of arrays is converted.
 
     >>> several(([np.zeros(4), np.ones(4)], np.ones(4)))[0]
     (array([0., 0., 0., 0.]), array([1., 1., 1., 1.]))
@@ -146,12 +153,12 @@ def several(batch: Any, always: bool = False) -> Any:
 
 
 def is_list_of_arrays(value: Any) -> bool:
-    """Returns whether this is a non-empty list of arrays: several inputs, or several examples."""
+    """Returns whether `value` is a non-empty list of arrays: several inputs, or several examples."""
     return isinstance(value, list) and bool(value) and all(map(is_array, value))
 
 
 def _has_examples(value: Any) -> bool:
-    """Returns whether this has one entry per example."""
+    """Returns whether `value` has one entry per example."""
     return is_array(value) or isinstance(value, list)
 
 
@@ -170,7 +177,7 @@ def count(batch: Any) -> int:
     """
     if isinstance(batch, Rows):
         return len(batch)
-    values = [value for value in leaves(batch) if _has_examples(value)]
+    values = batch if _is_flat(batch) else [value for value in leaves(batch) if _has_examples(value)]
     # By shape, because TensorFlow's variables have no len.
     lengths = [len(value) if isinstance(value, list) else int(value.shape[0]) for value in values]
     if not lengths:
@@ -188,21 +195,30 @@ def count(batch: Any) -> int:
     return lengths[0]
 
 
-def cut(batch: Any, num_shards: int) -> list[Any]:
-    """Splits a batch into its shards, in order; None marks a shard without examples.
+def cut(batch: Any, num_shards: int, num_examples: int | None = None) -> list[Any]:
+    """Splits a batch into `num_shards` shards, in order; the entry of a shard without examples is None.
+
+    The examples are counted if their number is not given.
 
     >>> cut(np.arange(5), 2)
     [array([0, 1, 2]), array([3, 4])]
     """
-    ranges = bounds(count(batch), num_shards)
+    num_examples = num_examples or count(batch)
+    ranges = bounds(num_examples, num_shards)
     if isinstance(batch, Rows):
         pieces = [replace(batch, shard=shard, num_shards=num_shards) for shard in range(num_shards)]
         return [piece if len(piece) else None for piece in pieces]
+    if _is_flat(batch) and batch:
+        slices = [slice(*each) for each in ranges[:num_examples]]
+        return [
+            *zip(*[[array[each] for each in slices] for array in batch], strict=True),
+            *[None] * (num_shards - len(slices)),
+        ]
     return [None if start == stop else select(batch, slice(start, stop)) for start, stop in ranges]
 
 
 def select(batch: Any, selection: Any) -> Any:
-    """Selects examples by a slice or indices from every array and list; the rest is unchanged."""
+    """Selects examples by a slice or by indices from every array and list; scalars and strings are unchanged."""
 
     def leaf(value: Any) -> Any:
         if is_array(value):
@@ -215,7 +231,7 @@ def select(batch: Any, selection: Any) -> Any:
 
 
 def join(pieces: list[Any], concatenate: Callable[[list[Any]], Any]) -> Any:
-    """Concatenates pytrees of arrays of equal structure.
+    """Concatenates the arrays of several pytrees with the same structure.
 
     >>> join([(np.ones(2), [np.ones(2)]), (np.zeros(1), [np.zeros(1)])], np.concatenate)
     (array([1., 1., 0.]), [array([1., 1., 0.])])
@@ -229,27 +245,10 @@ def join(pieces: list[Any], concatenate: Callable[[list[Any]], Any]) -> Any:
     return concatenate(pieces)
 
 
-def check_rows(outputs: Any, num_examples: int) -> None:
-    """Raises if outputs are not a pytree of arrays with one row per example."""
-    if isinstance(outputs, Mapping):
-        values = list(outputs.values())
-    elif isinstance(outputs, tuple | list):
-        values = list(outputs)
-    elif is_array(outputs) and len(outputs) == num_examples:
-        return
-    else:
-        raise BatchError(
-            f"The model returned {describe(outputs)} for {num_examples} examples. "
-            "Return arrays, or tuples, lists and dicts of them, with one row per example on axis 0."
-        )
-    for value in values:
-        check_rows(value, num_examples)
-
-
 def fingerprint(batch: Any) -> int:
-    """Returns a checksum of a batch: its structure, and every byte of its arrays.
+    """Returns a checksum of a batch: of its structure and of every byte of its arrays.
 
-    For `Rows` it covers which rows they are, and their pipeline's fingerprint.
+    The checksum of `Rows` covers their position in the data and the fingerprint of the pipeline, not their content.
     """
     number = 0
     for value in leaves(batch):
@@ -263,7 +262,7 @@ def fingerprint(batch: Any) -> int:
 
 
 def describe(batch: Any) -> str:
-    """Returns the structure and shapes of a batch, for error messages.
+    """Returns the structure and the shapes of a batch as text, for error messages.
 
     >>> describe((np.zeros((4, 2)), [1, 2], "text"))
     '(ndarray(4, 2), list of 2, str)'
@@ -281,13 +280,17 @@ def describe(batch: Any) -> str:
     return type(batch).__name__ + (f"{tuple(shape)}" if shape is not None else "")
 
 
-def deal(batch: Any, plan: Plan, groups: list[list[int]]) -> list[dict[int, dict[int, Any]]]:
-    """Returns the shards with examples, by replica, for each group of replicas (one group per process).
+def deal(
+    batch: Any, plan: Plan, groups: list[list[int]], num_examples: int | None = None
+) -> list[dict[int, dict[int, Any]]]:
+    """Splits a batch for the processes: returns, for each group of replicas, each replica's shards by shard number.
 
-    >>> deal(np.arange(3), Plan.even(4, 2), [[0], [1]])
+    A group is the replicas of one process. Shards without examples are left out.
+
+    >>> deal(np.arange(3), Plan.even(4, range(2)), [[0], [1]])
     [{0: {0: array([0]), 1: array([1])}}, {1: {2: array([2])}}]
     """
-    pieces = cut(batch, plan.num_shards)
+    pieces = cut(batch, plan.num_shards, num_examples)
 
     def get_shards(replica: int) -> dict[int, Any]:
         return {shard: pieces[shard] for shard in plan.shards_of([replica]) if pieces[shard] is not None}

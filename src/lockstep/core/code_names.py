@@ -1,4 +1,4 @@
-"""Reads the names that a function's code looks up, from its bytecode."""
+"""Reads from a function's bytecode which global names it looks up and which modules it imports."""
 
 import dis
 import importlib.util
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def list_codes(code: CodeType) -> Iterator[CodeType]:
-    """Yields a function's code and that of the functions, comprehensions and classes inside it."""
+    """Yields the code object of a function and those of the functions, comprehensions and classes inside it."""
     yield code
     for each in code.co_consts:
         if isinstance(each, CodeType):
@@ -16,7 +16,10 @@ def list_codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def list_chains(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """Yields the global names that code looks up, each with the attributes that follow: `helper.table.get`."""
+    """Yields each global name that a code object looks up, with its attributes: (helper, table, get).
+
+    That is what the code `helper.table.get` looks up; a name without attributes is yielded as a tuple of one name.
+    """
     chain: tuple[str, ...] = ()
     for each in dis.get_instructions(code):
         if chain and each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -30,7 +33,7 @@ def list_chains(code: CodeType) -> Iterator[tuple[str, ...]]:
 
 
 def list_imports(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the modules that code imports as it runs."""
+    """Yields the full names of the modules that a code object imports when it runs."""
     level = 0
     instructions = list(dis.get_instructions(code))
     for index, each in enumerate(instructions):

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,21 +11,45 @@ from lockstep.errors import DivergedError
 
 
 def hash_arrays(state: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the digest of every array of a state: of its type, shape and bytes."""
+    """Returns the digest of every array of a state: the sha256 of its type, shape and bytes."""
     return {name: _hash_array(*array) for name, array in state.items()}
 
 
-def hash_copies(copies: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
-    """Yields the digests of several copies of a state; only arrays that differ from the first copy are hashed again."""
-    rest = iter(copies)
-    first = next(rest)
-    digests = hash_arrays(first)
-    yield digests
-    for copy in rest:
-        yield {
-            name: digests[name] if _is_equal(array, first.get(name)) else _hash_array(*array)
-            for name, array in copy.items()
-        }
+def hash_copies(copies: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Returns the digests of several copies of a state.
+
+    Each array is read from all copies before the next one, so of lazy copies (`LazyState`) two arrays are in memory at
+    a time. Only arrays that differ from the first copy's are hashed again.
+    """
+    copies = list(copies)
+    result: list[dict[str, str]] = [{} for _ in copies]
+    for name in dict.fromkeys(chain.from_iterable(copies)):
+        for index, digest in _hash_name(name, copies):
+            result[index][name] = digest
+    return result
+
+
+def _hash_name(name: str, copies: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
+    """Yields the digest of one array in each copy that has it."""
+    first, *others = (index for index, copy in enumerate(copies) if name in copy)
+    array = copies[first][name]
+    digest = _hash_array(*array)
+    yield first, digest
+    for index in others:
+        yield index, _hash_like(copies[index][name], array, digest)
+
+
+def _hash_like(array: Any, known: Any, digest: str) -> str:
+    """Returns the digest of an array, which is `digest` if it equals the known one."""
+    return digest if _is_equal(array, known) else _hash_array(*array)
+
+
+def hash_vectors(vectors: Iterable[Any]) -> str:
+    """Returns the sha256 of the bytes of several vectors, one after another."""
+    digest = hashlib.sha256()
+    for vector in vectors:
+        digest.update(_view_bytes(vector).data)
+    return digest.hexdigest()
 
 
 def _hash_array(data: Any, dtype: str) -> str:
@@ -37,7 +62,7 @@ def _is_equal(one: Any, other: Any) -> bool:
     """Returns whether two arrays of a state have the same type, shape and bytes."""
     if one is other:
         return True
-    if other is None or (one.dtype, one.data.shape) != (other.dtype, other.data.shape):
+    if (one.dtype, one.data.shape) != (other.dtype, other.data.shape):
         return False
     return bool(np.array_equal(_view_bytes(one.data), _view_bytes(other.data)))
 
@@ -57,13 +82,14 @@ def hash_state(digests: Mapping[str, str], step: int) -> str:
 
 
 def check_equal(by_replica: Mapping[int, dict[str, str]], devices: Sequence[str], step: int) -> dict[str, str]:
-    """Returns the digests if all replicas have the same; raises DivergedError otherwise."""
+    """Returns the digests if they are equal on all replicas; raises DivergedError otherwise."""
     first = by_replica[0]
     for replica, digests in by_replica.items():
         for name in sorted(first.keys() | digests.keys()):
             if digests.get(name) != first.get(name):
                 raise DivergedError(
-                    f"The replicas have different bits: {name!r} on {devices[replica]} differs from "
-                    f"{devices[0]} after step {step}. Please report this, with the model."
+                    f"The replicas have different bits: {name!r} on {devices[replica]} differs from {devices[0]} after "
+                    f"step {step}. Check that only the trainer changes the model during training; if so, please report "
+                    "this, with the model."
                 )
     return first

@@ -1,6 +1,6 @@
-"""Locks on open files. The operating system releases a lock when its process ends, however it ends.
+"""Locks on open files. The operating system releases a lock when its process ends, even if the process is killed.
 
-`docs/design/dependencies.md` says why these are not `filelock`'s.
+`docs/design/dependencies.md` says why the package `filelock` is not used.
 """
 
 import os
@@ -16,7 +16,10 @@ IS_AVAILABLE = sys.platform != "win32"
 
 
 def lock_exclusive(descriptor: int) -> bool:
-    """Take the exclusive lock of an open file if no other open file has a lock; return whether it was taken."""
+    """Tries to take the exclusive lock of a file without waiting; returns whether this process has the lock now.
+
+    It fails if the file is locked, shared or exclusively, through another open descriptor.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -25,12 +28,15 @@ def lock_exclusive(descriptor: int) -> bool:
 
 
 def lock_shared(descriptor: int) -> None:
-    """Take a shared lock on an open file, also in exchange for one's own exclusive lock; wait for that of another."""
+    """Takes a shared lock on an open file; blocks while another process has the exclusive lock.
+
+    If this process has the exclusive lock, it becomes a shared lock.
+    """
     fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 def has_path(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one at `path`: it may have been renamed or removed before it was locked."""
+    """Returns whether `path` still leads to this open file, which may have been renamed or removed since."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -39,9 +45,9 @@ def has_path(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[bool]:
-    """Try to lock a file, made if there is none, until the block ends; give whether that succeeded.
+    """Opens or creates a file and tries to lock it for the duration of the block; yields whether it was locked.
 
-    On a platform without such locks it always succeeds.
+    On a platform without file locks it always yields True.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +63,7 @@ def hold_lock(path: Path) -> Iterator[bool]:
             yield is_locked
         finally:
             if is_locked and IS_AVAILABLE:
-                # Closing is not enough: a child that was forked meanwhile still has the same open file.
+                # Closing the file is not enough: a child process that was forked meanwhile has the same open file.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)

@@ -1,7 +1,7 @@
-"""Finds the random number generators that functions and objects hold, by following what their code uses.
+"""Finds the random number generators that functions and objects refer to.
 
-Followed are closures, defaults, the global names that the script's own code looks up, attributes, methods, and the
-entries of lists, tuples and dicts. Installed packages are not followed.
+The search follows closures, default arguments, the global names that the script's code looks up, attributes, methods,
+and the entries of lists, tuples and dicts. It does not search installed packages.
 """
 
 import functools
@@ -25,12 +25,12 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerato
 
 
 def find_generators(*roots: Any) -> list[Any]:
-    """Returns the generators that functions and objects hold, in an order that is equal in every process."""
+    """Returns the random number generators that functions and objects refer to, in the same order in every process."""
     return find_generators_and_sequences(roots)[0]
 
 
 def find_generators_and_sequences(roots: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns the generators, and numpy's SeedSequences that are held beside them."""
+    """Returns the random number generators, and the SeedSequences of numpy, to which these objects refer."""
     hooks = framework_hooks.list_imported()
     shared, generator_kinds = _list_shared(), _list_generator_kinds()
     leaf_kinds = frozenset((*_LEAVES, *(kind for each in hooks for kind in each.ARRAY_TYPES)))
@@ -43,13 +43,13 @@ def find_generators_and_sequences(roots: Iterable[Any]) -> tuple[list[Any], list
         if type(value) in leaf_kinds or isinstance(value, _LEAVES) or id(value) in seen:
             continue
         seen[id(value)] = value
-        # Most of what describes examples are plain containers of numbers, and every batch searches them: so entries
-        # that can hold nothing are not queued one by one.
+        # Every batch is searched, and most data sets are described by plain containers of numbers. So a container in
+        # which no entry can refer to a generator is skipped as a whole.
         if type(value) in _PLAIN_CONTAINERS:
             entries = _list_entries(value)
             if not leaf_kinds.issuperset(map(type, entries)):
                 waiting.extend(entries)
-        elif isinstance(value, generator_kinds) and not isinstance(value, random.SystemRandom):  # that has no state
+        elif isinstance(value, generator_kinds) and not isinstance(value, random.SystemRandom):  # which has no state
             if not any(value is each for each in shared):
                 found.append(value)
         elif isinstance(value, np.random.SeedSequence):
@@ -60,7 +60,7 @@ def find_generators_and_sequences(roots: Iterable[Any]) -> tuple[list[Any], list
 
 
 def is_generator(value: Any) -> bool:
-    """Returns whether this is a random number generator of Python's, numpy's or an imported framework's."""
+    """Returns whether `value` is a random number generator of Python, numpy or an imported framework."""
     return isinstance(value, _list_generator_kinds())
 
 
@@ -69,8 +69,8 @@ def _list_generator_kinds() -> tuple[type, ...]:
 
 
 def _list_shared() -> list[Any]:
-    """Returns the generators of the whole process, which `global_rng` handles."""
-    legacy = np.random.mtrand._rand  # the one that np.random.seed seeds
+    """Returns the process-wide generators, which `global_rng` seeds and restores."""
+    legacy = np.random.mtrand._rand  # the generator that np.random.seed seeds
     frameworks = [hooks.get_default_generator() for hooks in framework_hooks.list_imported()]
     return [random._inst, legacy, legacy._bit_generator, *frameworks]
 
@@ -99,7 +99,7 @@ def _list_references(value: Any) -> Iterator[Any]:
 
 
 def _list_entries(value: Any) -> Iterable[Any]:
-    """Returns the entries of a list, tuple, deque or dict; none if there are too many."""
+    """Returns the entries of a list, tuple, deque or dict; an empty tuple if there are more than `MAX_ENTRIES`."""
     if len(value) > MAX_ENTRIES:
         return ()
     entries: Iterable[Any] = value.values() if isinstance(value, dict) else value
@@ -135,7 +135,7 @@ def _list_globals(function: FunctionType) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _sort_chains(code: CodeType) -> tuple[tuple[str, ...], ...]:
-    """Returns the names that code and the functions inside it look up. Cached, because every batch asks for it."""
+    """Returns the sorted names that a code object and the functions inside it look up; cached for the next batch."""
     return tuple(sorted({chain for each in list_codes(code) for chain in list_chains(each)}))
 
 

@@ -1,8 +1,8 @@
-"""Hooks through which core and data reach a framework, without importing it or knowing its name.
+"""Hooks through which core and data use a framework, without importing it or knowing its name.
 
-The script's own code may use another framework than the model's: a data set that transforms images with torch, for a
-JAX model. That framework's random number generator must be seeded for each example, too. So `backends.registry`
-registers a module of hooks for each such framework, and the module is imported once the framework itself has been.
+The data may use another framework than the model: for example, a data set that transforms images with torch, for a JAX
+model. Then torch's random number generator must be seeded for each example too. So `backends.registry` registers a
+module of hooks for each such framework, and this module is imported after the script has imported the framework.
 """
 
 import functools
@@ -16,48 +16,48 @@ import numpy as np
 
 
 class FrameworkHooks(Protocol):
-    """What core needs of a framework. Implemented by a module."""
+    """Protocol of the functions and types that core needs from a framework; a module implements it."""
 
     GENERATOR_TYPES: tuple[type, ...]
     ARRAY_TYPES: tuple[type, ...]
-    ARRAY_MARK: str  # the key under which a checkpoint stores one of its arrays
+    ARRAY_MARK: str  # the key under which a checkpoint stores an array of this framework
 
     def get_default_generator(self) -> Any:
-        """Returns the random number generator of the whole process."""
+        """Returns the framework's process-wide random number generator."""
 
     def get_rng_state(self) -> Any:
-        """Returns a copy of that generator's state."""
+        """Returns a copy of the state of the process-wide random number generator."""
 
     def set_rng_state(self, state: Any) -> None:
-        """Restores that generator's state."""
+        """Restores the state of the process-wide random number generator."""
 
     def is_equal_rng_state(self, one: Any, other: Any) -> bool:
-        """Returns whether two such states are equal."""
+        """Returns whether two states of the random number generator are equal."""
 
     def seed_rng(self, seed: int) -> None:
-        """Seeds that generator."""
+        """Seeds the process-wide random number generator."""
 
     def get_num_threads(self) -> int:
         """Returns the number of threads that one operation uses."""
 
     def set_num_threads(self, count: int) -> None:
-        """Sets that number."""
+        """Sets the number of threads that one operation uses."""
 
     def to_numpy(self, array: Any) -> Any:
-        """Returns a copy as a numpy array; raises TypeError for a type that numpy lacks."""
+        """Returns a copy of the framework's array as a numpy array; raises TypeError for a type that numpy lacks."""
 
     def to_bytes(self, array: Any) -> Any:
         """Returns the array's bytes as a numpy array of uint8."""
 
     def from_numpy(self, array: Any) -> Any:
-        """Returns one of the framework's arrays with a copy of this array."""
+        """Returns a copy of a numpy array as an array of the framework."""
 
 
 _MODULES: dict[str, str] = {}
 
 
 def register(package: str, module: str) -> None:
-    """Registers the module that implements `FrameworkHooks` for a package; imports neither."""
+    """Registers the module that implements `FrameworkHooks` for a package, without importing the module or package."""
     _MODULES[package] = module
 
 
@@ -72,7 +72,7 @@ def list_missing() -> list[str]:
 
 
 def to_numpy_or_bytes(value: Any) -> Any:
-    """Returns a framework's array as numpy, or as its bytes if numpy lacks the type."""
+    """Returns an array of any framework as a numpy array; as a numpy array of its bytes if numpy lacks the dtype."""
     for hooks in list_imported():
         if isinstance(value, hooks.ARRAY_TYPES):
             try:
@@ -84,7 +84,7 @@ def to_numpy_or_bytes(value: Any) -> Any:
 
 @contextmanager
 def use_one_thread() -> Iterator[None]:
-    """Inside, imported frameworks compute on one thread, because the number of threads can change bits."""
+    """Makes the imported frameworks use one thread inside the block, because the number of threads can change bits."""
     before = [(hooks, hooks.get_num_threads()) for hooks in list_imported()]
     changed = [(hooks, count) for hooks, count in before if count != 1]
     for hooks, _ in changed:

@@ -1,12 +1,12 @@
-"""The random number generators that the whole process shares, and how they are kept separate from the script's state.
+"""Seeds and restores the process-wide random number generators of Python, numpy and the imported frameworks.
 
-Python's `random`, numpy's global generator and those of imported frameworks are used by code that takes no seed. They
-can be seeded for a while and restored, so that what they give depends on the given seed and the script notices nothing.
+Code that takes no seed draws from these generators. Lockstep seeds them while such code runs and restores them
+afterwards, so that the numbers depend on the run's seed and the numbers that the script draws do not change.
 """
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,13 @@ States = tuple[Any, Any, list[tuple[framework_hooks.FrameworkHooks, Any]]]
 
 
 def get_states() -> States:
-    """Returns the states of all global generators, for `set_states`."""
+    """Returns a copy of the states of all process-wide generators, for `set_states`."""
     frameworks = [(hooks, hooks.get_rng_state()) for hooks in framework_hooks.list_imported()]
     return random.getstate(), np.random.get_state(), frameworks
 
 
 def set_states(states: States) -> None:
-    """Restores the states. A framework that was imported later keeps its state."""
+    """Restores states that `get_states` returned. Frameworks that were imported since then keep their state."""
     random.setstate(states[0])
     np.random.set_state(states[1])
     for hooks, state in states[2]:
@@ -31,7 +31,7 @@ def set_states(states: States) -> None:
 
 
 def seed_all(value: int) -> None:
-    """Seeds all global generators.
+    """Seeds all process-wide generators from one integer.
 
     >>> with restore_afterwards():
     ...     seed_all(1)
@@ -48,7 +48,7 @@ def seed_all(value: int) -> None:
 
 @contextmanager
 def restore_afterwards() -> Iterator[States]:
-    """Restores all global generators at the end of the block; yields their states at its start."""
+    """Restores the states of all process-wide generators at the end of the block; yields the states to be restored."""
     before = get_states()
     try:
         yield before
@@ -57,7 +57,7 @@ def restore_afterwards() -> Iterator[States]:
 
 
 def has_changed(before: States) -> bool:
-    """Returns whether a number has been drawn from a global generator since `before`."""
+    """Returns whether a number has been drawn from a process-wide generator since `before` was read."""
     now = get_states()
     if before[0] != now[0] or before[1][2:] != now[1][2:] or not np.array_equal(before[1][1], now[1][1]):
         return True
@@ -65,7 +65,9 @@ def has_changed(before: States) -> bool:
 
 
 class SeparateGenerators:
-    """States of the global generators that are in force inside `with` and continue from one `with` to the next.
+    """A second set of states of the process-wide generators, which are used inside `with` blocks only.
+
+    Each block continues from the states at the end of the last block; the script's own states are restored after it.
 
     >>> separate = SeparateGenerators(1)
     >>> with separate:
@@ -88,11 +90,13 @@ class SeparateGenerators:
         self._own = get_states()
         set_states(self._script)
 
-    def iterate(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Yields the iterator's items, each computed with these generators."""
+    def iterate(
+        self, iterator: Iterator[Any], around_each: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> Iterator[Any]:
+        """Yields the iterator's items, each computed with these states in use and inside `around_each()`."""
         end = object()
         while True:
-            with self:
+            with self, around_each():
                 item = next(iterator, end)
             if item is end:
                 return
@@ -100,7 +104,10 @@ class SeparateGenerators:
 
 
 def seed_loader(loader: Any, seed: int, epoch: int) -> SeparateGenerators:
-    """Returns the generators for an epoch of a loader; also seeds those that it and its samplers have as attributes."""
+    """Returns the generators for an epoch of a loader, seeded from (seed, epoch).
+
+    Also seeds the generators that the loader and its samplers have as the attribute `generator`.
+    """
     value = seeds.derive("loader", seed, epoch)
     for owner in _list_samplers(loader):
         generator: Any = getattr(owner, "generator", None)
@@ -110,7 +117,7 @@ def seed_loader(loader: Any, seed: int, epoch: int) -> SeparateGenerators:
 
 
 def _list_samplers(owner: Any) -> Iterator[Any]:
-    """Yields a loader or sampler, and the samplers that it is built on."""
+    """Yields a loader or sampler, and then the samplers that it uses."""
     yield owner
     for name in ("sampler", "batch_sampler"):
         sampler = getattr(owner, name, None)

@@ -1,8 +1,8 @@
-"""The layout: where each array is in the flat vectors of a partial sum.
+"""The layout of a partial sum: which part of its flat vectors holds which array.
 
-A partial sum is one vector per accumulation type. Every array starts at a multiple of 512 bytes, because kernels choose
-their code path by alignment, and different paths can give different bits. The layout depends on the model only, never
-on the number of devices.
+A partial sum has one flat vector for each accumulation type. Every array starts at a multiple of 512 bytes, because
+kernels choose their code path by alignment, and different paths can give different bits. The layout depends only on the
+model, never on the number of devices.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,11 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """The arrays of a partial sum: first the gradients, which one division scales, then the rest.
+    """The positions of all arrays of a partial sum: first the gradients, then the other arrays.
+
+    `lengths` is the length of each vector, and `divided` the length of its first part, which holds the gradients and is
+    divided by the weight of the batch. `num_sums` is the length of the separate vector with the sums of loss and
+    metrics.
 
     >>> layout = Layout.build(gradients=[("w", "float32", (3,))], others=[("mean", "float32", (2,))])
     >>> [(field.name, field.offset) for field in layout.fields], layout.lengths, layout.divided
@@ -42,14 +46,19 @@ class Layout:
     fields: tuple[Field, ...]
     lengths: Mapping[str, int]
     divided: Mapping[str, int]
+    num_sums: int = 0
 
     @classmethod
     def build(
         cls,
         gradients: Iterable[tuple[str, str, tuple[int, ...]]],
         others: Iterable[tuple[str, str, tuple[int, ...]]],
+        num_sums: int = 0,
     ) -> "Layout":
-        """Lays out arrays, given as (name, dtype, shape), one after another."""
+        """Returns the layout that places these arrays, given as (name, dtype, shape), one after another.
+
+        `gradients` are divided by the batch's weight and come first; `others` are the running statistics.
+        """
         fields: list[Field] = []
         lengths: dict[str, int] = {}
 
@@ -63,11 +72,11 @@ class Layout:
         append(gradients)
         divided = dict(lengths)
         append(others)
-        return cls(tuple(fields), lengths, divided)
+        return cls(tuple(fields), lengths, divided, num_sums)
 
     @cached_property
     def starts(self) -> Mapping[str, int]:
-        """The byte at which each vector starts in a buffer of all vectors."""
+        """The byte offset of each vector in a buffer that holds all vectors."""
         result = {}
         start = 0
         for dtype, length in self.lengths.items():
@@ -77,11 +86,13 @@ class Layout:
 
     @cached_property
     def nbytes(self) -> int:
-        """The size of a buffer of all vectors."""
+        """The size in bytes of a buffer that holds all vectors."""
         return sum(length * np.dtype(dtype).itemsize for dtype, length in self.lengths.items())
 
     def slices(self, count: int) -> list[dict[str, tuple[int, int]]]:
-        """Splits every vector into `count` ranges of multiples of 512 bytes, all of one size except the last ones.
+        """Splits every vector into `count` ranges, returned as (start, stop) by type for each slice.
+
+        All ranges are equally long multiples of 512 bytes; only the last ranges may be shorter or empty.
 
         >>> Layout.build([("w", "float32", (300,))], []).slices(2)
         [{'float32': (0, 256)}, {'float32': (256, 384)}]

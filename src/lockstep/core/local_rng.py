@@ -1,10 +1,10 @@
-"""Random number generators that the script's code holds itself, beside those of the whole process.
+"""Seeds and restores the random number generators that the script has created, beside the process-wide generators.
 
-`rng = np.random.default_rng(0)` as a global, in a closure or an attribute has a state of its own, which would depend on
-how many examples this process has read. Such generators are found, seeded for each example, and restored afterwards,
-like the global ones. A generator that code creates without a seed would take one from the operating system; here
-numpy's and Python's take it from Python's global generator, so that it follows from that one's seed, and creating it
-counts as a draw.
+A generator such as `rng = np.random.default_rng(0)` in a global name, a closure or an attribute has a state of its own,
+which would depend on how many examples this process has read. Lockstep finds such generators, seeds them for each
+example and restores them afterwards. A generator that is created without a seed would be seeded by the operating
+system; here new generators of numpy and Python take their seed from Python's process-wide generator instead, so they
+depend on its seed, and creating one counts as drawing a number.
 """
 
 import random
@@ -22,7 +22,7 @@ from lockstep.errors import ExactError
 
 
 class IsolatedGenerators:
-    """Inside `with`, all generators that these objects may draw from can be seeded; afterwards they are restored.
+    """A context in which all generators that these objects refer to can be seeded; restores their states at the end.
 
     >>> rng = np.random.default_rng(7)
     >>> with IsolatedGenerators([rng]) as isolated:
@@ -55,29 +55,30 @@ class IsolatedGenerators:
             _set_state(each, state)
         if kind is None and list(map(id, find_generators(*self._roots))) != list(map(id, self._generators)):
             raise ExactError(
-                "The code that reads the examples has created a random number generator and kept it for the next "
-                "examples, so what it draws would depend on the examples read before. Create it before the data is "
-                "read (in __init__), or in a local variable for each example: np.random.default_rng() without a seed "
-                "is seeded from the run's seed."
+                "The data set or a function given to .map has created a random number generator and kept it for later "
+                "examples, so the numbers it draws would depend on which examples were read before. Create the "
+                "generator before the data is read (in __init__), or in a local variable for each example: "
+                "np.random.default_rng() without a seed is seeded from the run's seed."
             )
         if kind is None and [each.n_children_spawned for each in self._sequences] != self._spawned:
             raise ExactError(
-                "The code that reads the examples has spawned from a generator or SeedSequence that it holds, so what "
-                "it draws would depend on how often it did so before. Draw from the generator itself, or create one "
-                "for each example: np.random.default_rng() without a seed is seeded from the run's seed."
+                "The data set or a function given to .map has called spawn() of a random number generator or "
+                "SeedSequence that is used for several examples, so the numbers would depend on how often spawn() was "
+                "called before. Draw from the generator itself, or create a generator for each example: "
+                "np.random.default_rng() without a seed is seeded from the run's seed."
             )
 
     def seed(self, value: int) -> None:
-        """Seeds them all, each differently."""
+        """Seeds the process-wide generators and those of these objects, each with a different seed from `value`."""
         global_rng.seed_all(value)
         seed_generators(self._generators, value)
 
     def get_states(self) -> Any:
-        """Returns a copy of all states, for `has_changed`."""
+        """Returns a copy of the states of all these generators, for `has_changed`."""
         return global_rng.get_states(), [_get_state(each) for each in self._generators]
 
     def has_changed(self, before: Any = None) -> bool:
-        """Returns whether a number has been drawn since `before`, or since the start of the block."""
+        """Returns whether a number has been drawn since `before` was read; by default, since the block began."""
         before_global, before_local = (self._global, self._local) if before is None else before
         return global_rng.has_changed(before_global) or not all(
             _is_equal(_get_state(each), state) for each, state in zip(self._generators, before_local, strict=True)
@@ -85,33 +86,24 @@ class IsolatedGenerators:
 
 
 def seed_generators(generators: Iterable[Any], value: int) -> None:
-    """Seeds the generators, each differently."""
+    """Seeds each of the generators with a different seed, which depends on `value` and the generator's position."""
     for index, each in enumerate(generators):
         _seed(each, [value, index])
 
 
 def iterate_separately(begin: Callable[[], Iterator[Any]], generators: global_rng.SeparateGenerators) -> Iterator[Any]:
-    """Calls `begin` now, and returns an iterator over the items of the iterator that it returns.
+    """Calls `begin` now, and returns an iterator over the items of its result.
 
-    `begin` and each item run with `generators`; generators that they create without a seed follow from those, too.
+    The call and each item are computed with the states in `generators`. Generators that this code creates without a
+    seed are seeded from these states too.
     """
     with generators, _take_entropy_from_global():
         items = begin()
-    return _iterate(items, generators)
-
-
-def _iterate(items: Iterator[Any], generators: global_rng.SeparateGenerators) -> Iterator[Any]:
-    end = object()
-    while True:
-        with generators, _take_entropy_from_global():
-            item = next(items, end)
-        if item is end:
-            return
-        yield item
+    return generators.iterate(items, _take_entropy_from_global)
 
 
 def _get_seed_sequence(generator: Any) -> Any:
-    """Returns the SeedSequence from which a generator of numpy's spawns; None if it has none."""
+    """Returns the SeedSequence from which a numpy generator spawns others; None if it has no SeedSequence."""
     bits = generator if isinstance(generator, np.random.BitGenerator) else getattr(generator, "_bit_generator", None)
     sequence = getattr(bits, "_seed_seq", None)
     return sequence if isinstance(sequence, np.random.SeedSequence) else None
@@ -162,7 +154,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _is_for_file_names() -> bool:
-    """Returns whether `tempfile` creates the generator. It only chooses file names, on which no example depends."""
+    """Returns whether `tempfile` is creating this generator, which chooses file names and cannot affect an example."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") == "random":
         frame = frame.f_back
@@ -171,12 +163,12 @@ def _is_for_file_names() -> bool:
 
 @contextmanager
 def _take_entropy_from_global() -> Iterator[None]:
-    """Inside, generators that this thread creates without a seed take one from Python's global generator.
+    """Seeds generators that are created without a seed from Python's process-wide generator, inside the block.
 
-    Other threads are not affected, because they may belong to the script.
+    Only generators that this thread creates are affected, because other threads may belong to the script.
     """
     thread = threading.get_ident()
-    numpy: Any = np.random.bit_generator  # the one place where all of numpy's generators get their entropy
+    numpy: Any = np.random.bit_generator  # all generators of numpy get their entropy from this module
     bits, seed = numpy.randbits, random.Random.seed
 
     def draw_bits(count: int) -> int:

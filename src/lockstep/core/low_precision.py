@@ -1,7 +1,7 @@
-"""Convert arrays of short float types to a type in which numpy computes, and back.
+"""Converts arrays of bfloat16 and float16 to a type in which numpy computes, and back.
 
-numpy has no bfloat16; `ml_dtypes` adds it, the same type that JAX and TensorFlow use on the host. A bfloat16 is the
-upper half of a float32, so widening is exact; narrowing rounds to the nearest, ties to even, as the frameworks do.
+numpy has no bfloat16; `ml_dtypes` adds the type, which JAX and TensorFlow use on the host too. A bfloat16 is the upper
+half of a float32, so widening is exact; narrowing rounds to the nearest value, ties to even, as the frameworks do.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ WIDE = {
     "complex64": "complex64",
     "complex128": "complex128",
 }
-"""The type in which numpy computes with numbers of each floating type."""
+"""For each floating or complex type, the type in which numpy computes with its values."""
 
 
 def is_float(dtype: str) -> bool:
-    """Returns whether this is a floating or complex type.
+    """Returns whether `dtype` is a floating or complex type.
 
     >>> is_float("bfloat16"), is_float("float64"), is_float("int64")
     (True, True, False)
@@ -31,7 +31,7 @@ def is_float(dtype: str) -> bool:
 
 
 def widen(data: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Convert to float32 or wider; an array that is wide enough is returned itself.
+    """Returns the array as float32 or wider, without a copy if it is wide enough.
 
     >>> widen(np.array([1.5], ml_dtypes.bfloat16), "bfloat16")
     array([1.5], dtype=float32)
@@ -40,10 +40,10 @@ def widen(data: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def narrow(data: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Convert to the nearest numbers of type `dtype`, ties to even; beyond its range, to infinity.
+    """Returns the array rounded to `dtype`, ties to even; values beyond its range become infinite.
 
     >>> narrow(np.array([1.5, 1.00390625, 1.01171875], "float32"), "bfloat16").tolist()
     [1.5, 1.0, 1.015625]
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # a signaling NaN is invalid
+    with np.errstate(over="ignore", invalid="ignore"):  # numpy would warn of a signaling NaN
         return data.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype, copy=False)

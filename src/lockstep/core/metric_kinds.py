@@ -1,4 +1,4 @@
-"""Which of the metrics that `wrap` was given are objects with a state of their own."""
+"""Separates metric objects, which have a state of their own, from the other metrics given to `wrap`."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ METHODS = ("update", "compute", "reset")
 _KERAS = ("update_state", "result", "reset_state")
 _WEIGHTS = ("weight", "weights", "sample_weight", "sample_weights")
 WAY_OUT = (
-    "Give an object of your own with update(outputs, targets), compute() and reset(), which passes on to it what it "
-    "needs; what belongs to the examples can be part of the targets."
+    "Wrap the metric in an object with update(outputs, targets), compute() and reset() that passes the right arguments "
+    "to the metric; other values of each example can be part of the targets."
 )
 
-Named = tuple[str, bool, Any]  # a name, whether the script gave it, and the object
+Named = tuple[str, bool, Any]  # a metric's name, whether the script gave this name, and the metric object
 
 
 def is_metric_object(metric: Any) -> bool:
-    """Whether this has `update`, `compute` and `reset`; raises where only some of them are there.
+    """Returns whether `metric` has `update`, `compute` and `reset`; raises if it has only some of these methods.
 
     >>> is_metric_object(len), is_metric_object("accuracy")
     (False, False)
@@ -29,27 +29,27 @@ def is_metric_object(metric: Any) -> bool:
     name = _describe_kind(metric)
     there = [method for method in METHODS if callable(getattr(metric, method, None))]
     if len(there) == len(METHODS) and isinstance(metric, type):
-        raise ModelError(f"A metric object is an instance. Got the class {name}. Write {name}(...).")
+        raise ModelError(f"metrics contains the class {name}, not an instance of it. Write {name}(...).")
     if len(there) == len(METHODS):
         return True
     if all(callable(getattr(metric, method, None)) for method in _KERAS):
         raise ModelError(
-            f"keras.metrics belong to Keras models. Got {name} for another model. Give an object whose "
-            "update(outputs, targets), compute() and reset() call its update_state(targets, outputs), result() and "
-            "reset_state()."
+            f"{name} of keras.metrics can only be used with a Keras model, and this model is not one. Give an object "
+            f"whose update(outputs, targets), compute() and reset() call the update_state(targets, outputs), result() "
+            f"and reset_state() of the {name}."
         )
     if there:
         missing = [method for method in METHODS if method not in there]
         raise ModelError(
-            f"A metric object has update(outputs, targets), compute() and reset(). Got {name} with "
-            f"{' and '.join(there)}, without {' and '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}, or "
-            "give a function of (outputs, targets) or a lockstep.Metric."
+            f"The metric object {name} has {' and '.join(there)}, but not {' and '.join(missing)}. A metric object "
+            f"needs update(outputs, targets), compute() and reset(). Add {' and '.join(missing)}, or give a function "
+            "of (outputs, targets) or a lockstep.Metric."
         )
     return False
 
 
 def split(metrics: Any) -> tuple[list[Named], Any]:
-    """The metric objects among what `wrap` was given as metrics, and the rest in the same form."""
+    """Splits the metrics given to `wrap` into metric objects and other metrics; returns these in a list or a dict."""
     if not isinstance(metrics, type) and is_metric_object(metrics):
         metrics = [metrics]
     if isinstance(metrics, str) or not isinstance(metrics, Mapping | Sequence):
@@ -72,24 +72,28 @@ def split(metrics: Any) -> tuple[list[Named], Any]:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises where two values would have one name."""
+    """Raises ModelError if two metrics have the same name, or a metric is named `loss`."""
     given = [name for name in names if name]
     if len(set(given)) < len(given) or "loss" in given:
-        raise ModelError(f"Metrics need names of their own. Got {given}. Use metrics={{'name': metric, ...}}.")
+        raise ModelError(
+            f"Metric names must be unique, and none may be 'loss'. Got {given}. Rename a metric with "
+            f"metrics={{'name': metric, ...}}."
+        )
 
 
 def merge(values: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """The values of loss and metrics, and those of the metric objects behind them."""
+    """Returns the values of loss and metrics, then those of the metric objects; raises if a name is in both."""
     if values.keys() & more.keys():
         raise ModelError(
-            f"Metrics need names of their own. Got {', '.join(sorted(values.keys() & more.keys()))} twice, also from a "
-            "metric object. Use metrics={'name': metric, ...}, or the prefix= of a collection."
+            "Metric names must be unique, but a metric object and another metric both have the name "
+            f"{', '.join(sorted(values.keys() & more.keys()))}. Rename one of them with metrics={{'name': metric, "
+            "...}, or with the argument prefix= of a MetricCollection."
         )
     return {**values, **more}
 
 
 def _check_update(name: str, metric: Any) -> None:
-    """Refuses an object whose `update` takes other things than outputs and targets."""
+    """Raises ModelError if the `update` of a metric object cannot be called as `update(outputs, targets)`."""
     try:
         signature = inspect.signature(metric.update)
     except (TypeError, ValueError):
@@ -101,7 +105,9 @@ def _check_update(name: str, metric: Any) -> None:
     else:
         fits = not set(second) & set(_WEIGHTS)
     if not fits:
-        raise ModelError(f"A metric object takes (outputs, targets). {name!r} has update{signature}. {WAY_OUT}")
+        raise ModelError(
+            f"The metric {name!r} has update{signature}, which does not take (outputs, targets). {WAY_OUT}"
+        )
 
 
 def _describe_kind(metric: Any) -> str:

@@ -1,9 +1,9 @@
-"""Metric objects: metrics that keep a state of their own, such as torchmetrics'.
+"""Metric objects: metrics with a state of their own, such as the metrics of torchmetrics.
 
-An object with `update(outputs, targets)`, `compute()` and `reset()` runs in the controlling process only. It gets the
-whole batch, concatenated in the order of the shards, so its value does not depend on the number of devices, and on the
-number of shards only through the bits of the outputs. The script's objects are never changed: training, each evaluation
-and each step work on copies of their own, so that none changes another's state.
+An object with `update(outputs, targets)`, `compute()` and `reset()` is updated in the controller only. It gets the
+outputs of the whole batch, concatenated in the order of the shards, so its value does not depend on the number of
+devices; it depends on the number of shards only because the outputs do. The script's objects are never changed:
+training, each evaluation and each step update separate copies, so that one does not change another's state.
 """
 
 import copy
@@ -21,24 +21,24 @@ from lockstep.core.outputs import Pair, ShardOutputs, join_shards
 from lockstep.errors import LockstepError, ModelError, StateError
 
 Setting = Callable[[], AbstractContextManager[Any]]
-"""Sets the threads and global switches with which a batch is computed."""
+"""Returns a context with the number of threads and the global switches with which a batch is computed."""
 
 
 class MetricObjects:
-    """The metric objects of a trainer. Only copies of them are updated."""
+    """The metric objects of a trainer. The objects themselves never change, because only copies are updated."""
 
     def __init__(self, objects: Sequence[Named], outputs: ShardOutputs | None) -> None:
         self._originals = [(name, given, _reset_copy(name, metric)) for name, given, metric in objects]
         self._outputs = outputs
         self._step: MetricPass | None = None
-        self.checked = False  # whether the values after a first batch were numbers
+        self.checked = False  # whether the values after the first batch have been checked
 
     def __bool__(self) -> bool:
-        """Returns whether there are any."""
+        """Returns whether there are any metric objects."""
         return bool(self._originals)
 
     def start(self) -> "MetricPass":
-        """Returns new copies, for one pass over data."""
+        """Returns new copies of the metric objects, for one pass over data."""
         if self._outputs is None:
             return MetricPass([], self, ShardOutputs(False, np.asarray))
         copies = [
@@ -47,7 +47,7 @@ class MetricObjects:
         return MetricPass(copies, self, self._outputs)
 
     def compute_later(self, shards: Mapping[int, Pair], setting: Setting) -> Callable[[], Mapping[str, float]]:
-        """Returns a function that computes the values of one batch; it computes them once."""
+        """Returns a function that computes the metrics of one batch when it is first called, and stores them."""
         pair = join_shards(shards)
         result: dict[str, float] = {}
 
@@ -78,17 +78,17 @@ class MetricPass:
         return bool(self._metrics)
 
     def reset(self) -> None:
-        """Resets to the state before the first batch."""
+        """Resets the copies to the state before the first batch."""
         self._values = None
         for _, _, metric in self._metrics:
             metric.reset()
 
     def update(self, shards: Mapping[int, Pair], setting: Setting) -> None:
-        """Adds a batch, given by shard."""
+        """Updates the copies with the outputs and targets of a batch, given by shard."""
         self.add(join_shards(shards), setting)
 
     def add(self, pair: Pair, setting: Setting) -> None:
-        """Adds a whole batch."""
+        """Updates the copies with the outputs and targets of a whole batch."""
         self._values, self._setting = None, setting
         with setting():
             outputs, targets = transform(pair, self._convert)
@@ -103,7 +103,10 @@ class MetricPass:
         return self._outputs.to_array(value) if isinstance(value, np.ndarray) else value
 
     def _check(self) -> None:
-        """Raises if a value after the first batch is not a number. It is no error if a metric has no value yet."""
+        """Raises ModelError if a value after the first batch is not a number.
+
+        Any other exception of `compute()` is ignored, because some metrics have no value after one batch.
+        """
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -115,7 +118,7 @@ class MetricPass:
         self._owner.checked = True
 
     def values(self) -> dict[str, float]:
-        """Returns one number for each name, over the batches since the last reset."""
+        """Returns the value of each metric by name, over the batches since the last reset."""
         if self._values is None:
             pairs: list[tuple[str, float]] = []
             with self._setting():
@@ -142,13 +145,13 @@ class MetricPass:
                 return float(array.reshape(1)[0])
             what = f"an array of shape {array.shape}" if array.dtype.kind in "biuf" else f"an array of {array.dtype}"
         raise ModelError(
-            f"compute() of metric {name!r} returned {what}, not one number. Configure it to return one number "
-            "(e.g. average='macro'), let compute() return a dict of numbers by name, or leave it out and compute it "
-            "from trainer.predict."
+            f"compute() of metric {name!r} returned {what}, not one number. Configure the metric to return one number "
+            "(e.g. average='macro'), let compute() return a dict of numbers by name, or leave the metric out and "
+            "compute its value from trainer.predict."
         )
 
     def state(self) -> list[Any]:
-        """Returns the state of every object as plain values and arrays, for a checkpoint."""
+        """Returns a list of (name, state) of the metric objects, as plain values and arrays for a checkpoint."""
         fresh = self._owner.start()
         return [
             [name, object_state.save(metric, reference, self._outputs.to_numpy, name)]
@@ -156,16 +159,19 @@ class MetricPass:
         ]
 
     def load_state(self, state: Any, exact: bool, setting: Setting) -> None:
-        """Loads such a state. If it is of other objects, raises if `exact`, and otherwise leaves these reset."""
+        """Loads a state that `state()` returned.
+
+        If the state belongs to other metric objects, raises StateError if `exact`, and otherwise loads nothing.
+        """
         saved = [name for name, _ in state] if isinstance(state, list) else []
         here = [name for name, _, _ in self._metrics]
         if saved != here and not exact:
             return
         if saved != here:
             raise StateError(
-                f"The checkpoint was saved inside an epoch, with metric objects {saved or 'none'}, and "
-                f"this run has {here}. Use the same objects in metrics=, or exact=False, which starts their first "
-                "epoch here."
+                f"The checkpoint was saved inside an epoch with the metric objects {saved or 'none'}, and this run has "
+                f"{here}. Use the same metric objects in metrics=, or exact=False, with which the metrics of this "
+                "epoch cover only the batches from here on."
             )
         self._values, self._setting = None, setting
         for (name, _, metric), (_, saved_state) in zip(self._metrics, state, strict=True):
@@ -173,7 +179,7 @@ class MetricPass:
 
 
 def flatten_names(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yields the values of nested dicts under flat names.
+    """Yields (name, value) for every value in nested dicts; a name is the keys joined with underscores.
 
     >>> dict(flatten_names({"f1": {"cat": 1.0}, "acc": 0.5}, ""))
     {'f1_cat': 1.0, 'acc': 0.5}
@@ -193,9 +199,7 @@ def _update(name: str, metric: Any, outputs: Any, targets: Any) -> None:
     except LockstepError:
         raise
     except TypeError as error:
-        raise ModelError(
-            f"{call} fails: {error}. A metric object is called with (outputs, targets). {WAY_OUT}"
-        ) from error
+        raise ModelError(f"{call} raised {type(error).__name__}: {error}. {WAY_OUT}") from error
     except Exception as error:
         error.add_note(f"In {call}.")
         raise
@@ -206,9 +210,8 @@ def _copy(name: str, metric: Any) -> Any:
         return copy.deepcopy(metric)
     except Exception as error:
         raise ModelError(
-            "Training, validation and each step work on copies of a metric object, and "
-            f"{name!r} cannot be copied: {error}. Give its class a __deepcopy__, or remove the attribute that "
-            "cannot be copied."
+            f"The metric object {name!r} cannot be copied: {error}. Training, validation and each step need a copy of "
+            "the object. Define __deepcopy__ in its class, or remove the attribute that cannot be copied."
         ) from error
 
 
@@ -218,7 +221,7 @@ def _reset_copy(name: str, metric: Any) -> Any:
         fresh.reset()
     except Exception as error:
         raise ModelError(
-            f"reset() of metric {name!r}, called before its first batch, raises "
-            f"{type(error).__name__}: {error}. Use the object without a wrapper, or fix its reset()."
+            f"reset() of metric {name!r}, called before the first batch, raised {type(error).__name__}: {error}. Give "
+            "the metric object itself if this is a wrapper, or fix reset()."
         ) from error
     return fresh

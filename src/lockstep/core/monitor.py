@@ -1,7 +1,7 @@
-"""The monitor of a metric: which of two values is the better one.
+"""The monitor of a metric, which decides whether one value of the metric is better than another.
 
-For most names it is known whether a lower value is better. For others the script must say so, because a wrong guess
-would stop a run at its worst epoch.
+For most metrics the name implies whether lower or higher values are better. For other names the script must say so,
+because a wrong guess would, for example, stop a run at its worst epoch.
 """
 
 import difflib
@@ -31,9 +31,10 @@ HIGHER_IS_BETTER = frozenset({
 
 @dataclass(frozen=True)
 class Monitor:
-    """A metric by name, with the rule for an improvement: by more than `min_delta`.
+    """The name of a metric, and the rule by which a value of this metric counts as an improvement.
 
-    With `mode="auto"` the mode, "min" or "max", follows from the name.
+    An improvement must be larger than `min_delta`. With `mode="auto"` the metric's name decides whether lower values
+    ("min") or higher values ("max") are better.
 
     >>> Monitor("val_loss").mode, Monitor("val_top5_accuracy").mode, Monitor("speed", mode="max").mode
     ('min', 'max', 'max')
@@ -48,19 +49,21 @@ class Monitor:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise ModelError(f"monitor={show(self.name)} is not the name of a metric. Use for example 'val_loss'.")
+            raise ModelError(
+                f"monitor={show(self.name)} is not the name of a metric. Use for example monitor='val_loss'."
+            )
         if not isinstance(self.mode, str) or self.mode not in ("auto", "min", "max"):
             raise ModelError(f"mode={self.mode!r} is not supported. Use 'auto', 'min' or 'max'.")
         if not is_number(self.min_delta) or not 0 <= self.min_delta < math.inf:
             raise ModelError(
-                f"min_delta={show(self.min_delta)} is not a number from 0 on, the least improvement that counts. Use "
-                "min_delta=0."
+                f"min_delta={show(self.min_delta)} must be a number, 0 or more: an improvement must be larger than "
+                "min_delta. Use min_delta=0."
             )
         if self.mode == "auto":
             object.__setattr__(self, "mode", _infer_mode(self.name))
 
     def value(self, logs: Mapping[str, float], validated: bool = True) -> float | None:
-        """Returns the metric's value in `logs`; None for a validation metric if the epoch was not validated.
+        """Returns the metric's value in `logs`; None for a validation metric if the epoch had no validation.
 
         >>> Monitor("loss").value({"loss": 0.5}), Monitor("val_loss").value({"loss": 0.5}, validated=False)
         (0.5, None)
@@ -73,13 +76,13 @@ class Monitor:
             if self.name.startswith("val_") and not any(name.startswith("val_") for name in logs):
                 hint = " Call fit with validation_data=."
             raise ModelError(
-                f"The monitored metric {self.name!r} is not measured; "
-                f"the metrics are {', '.join(map(repr, logs)) or 'none'}.{hint}"
+                f"The monitored metric {self.name!r} is not among the metrics of this run: "
+                f"{', '.join(map(repr, logs)) or 'none'}.{hint}"
             )
         return float(logs[self.name])
 
     def is_better(self, value: float, than: float | None) -> bool:
-        """Returns whether `value` improves on `than`; any number improves on None, NaN never does.
+        """Returns whether `value` is an improvement on `than`; on None any number is one, and NaN never is.
 
         >>> monitor = Monitor("loss")
         >>> monitor.is_better(0.4, than=0.5), monitor.is_better(0.5, than=0.5), monitor.is_better(math.nan, than=None)
@@ -91,7 +94,7 @@ class Monitor:
 
 
 def _infer_mode(name: str) -> str:
-    """Returns the mode that a name implies. The last word takes precedence, because a top-1 error is an error."""
+    """Returns the mode that a metric's name implies. The last word takes precedence: `top1_error` is an error."""
     words = _split_words(name)
     is_lower, is_higher = not LOWER_IS_BETTER.isdisjoint(words), not HIGHER_IS_BETTER.isdisjoint(words)
     if words[-1] in LOWER_IS_BETTER or (is_lower and not is_higher):
@@ -104,7 +107,7 @@ def _infer_mode(name: str) -> str:
 
 
 def _split_words(name: str) -> list[str]:
-    """Returns the words of `val_top5_accuracy` or `MeanSquaredError`, without digits at their ends."""
+    """Returns the lowercase words of a name such as `val_top5_accuracy` or `MeanSquaredError`, without final digits."""
     separated = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name).lower().replace("cross_entropy", "crossentropy")
     return [
         word if word in LOWER_IS_BETTER | HIGHER_IS_BETTER else word.rstrip("0123456789")

@@ -1,22 +1,21 @@
-"""The metrics that go by a name: accuracy, top5, mse and mae, as (sum, weight) over a shard, for every framework."""
+"""The metrics that are given by name: accuracy, top5, mse and mae, as (sum, weight) over a shard."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from lockstep.core.shard_sums import OwnPair
 from lockstep.core.target_kind import TargetKind, find_target_kind
 from lockstep.errors import ModelError
 
 if TYPE_CHECKING:
     from lockstep.backends.array_ops import ArrayOps
 
-Pair = tuple[Any, Any]
-
 
 @dataclass(frozen=True)
 class LossTraits:
-    """What a loss says about the outputs and targets that it compares."""
+    """What metrics need to know of a loss: ignored label, class axis, and how it reads binary targets."""
 
     ignored: int | None = None  # the label that does not count
     axis: int = -1  # of the classes
@@ -26,40 +25,44 @@ class LossTraits:
 
 
 class NamedMetrics:
-    """The named metrics beside one loss, over one framework's arrays."""
+    """Computes the named metrics for one loss, on one framework's arrays.
 
-    def __init__(self, ops: "ArrayOps", traits: LossTraits) -> None:
+    With `leaves_counts` what is to be counted is left as an array of bools to whoever reads the sums.
+    """
+
+    def __init__(self, ops: "ArrayOps", traits: LossTraits, leaves_counts: bool = False) -> None:
         self._ops = ops
         self._traits = traits
+        self._leaves_counts = leaves_counts
 
-    def functions(self) -> dict[str, Callable[[Any, Any], Pair]]:
-        """Every metric by its name."""
+    def functions(self) -> dict[str, Callable[[Any, Any], OwnPair]]:
+        """Returns the function of every metric by its name."""
         return {"accuracy": self._accuracy, "top5": self._top5, "mse": self._mse, "mae": self._mae}
 
-    def _accuracy(self, outputs: Any, targets: Any) -> Pair:
+    def _accuracy(self, outputs: Any, targets: Any) -> OwnPair:
         ops, axis = self._ops, self._traits.axis
         targets, kind = self._read_targets("accuracy", outputs, targets)
         if kind is TargetKind.BINARY:
             found = ops.reshape(outputs, tuple(targets.shape)) > self._traits.threshold
             hits = ops.equal(found, ops.double(targets) > 0.5)
-            return ops.count_true(hits), prod(hits.shape)
+            return OwnPair(ops.count_true(hits), prod(hits.shape))
         return self._count(ops.equal(ops.argmax(outputs, axis), targets), targets)
 
-    def _top5(self, outputs: Any, targets: Any) -> Pair:
+    def _top5(self, outputs: Any, targets: Any) -> OwnPair:
         axis = self._traits.axis % len(outputs.shape)
         targets, _ = self._read_targets("top5", outputs, targets)
         return self._count(self._ops.has_in_top(outputs, targets, min(5, outputs.shape[axis]), axis), targets)
 
-    def _mse(self, outputs: Any, targets: Any) -> Pair:
+    def _mse(self, outputs: Any, targets: Any) -> OwnPair:
         errors = self._subtract(outputs, targets)
-        return self._ops.total(errors * errors), prod(errors.shape)
+        return OwnPair(self._ops.total(errors * errors), prod(errors.shape))
 
-    def _mae(self, outputs: Any, targets: Any) -> Pair:
+    def _mae(self, outputs: Any, targets: Any) -> OwnPair:
         errors = self._subtract(outputs, targets)
-        return self._ops.total(abs(errors)), prod(errors.shape)
+        return OwnPair(self._ops.total(abs(errors)), prod(errors.shape))
 
     def _read_targets(self, metric: str, outputs: Any, targets: Any) -> tuple[Any, TargetKind]:
-        """Labels for targets that are labels or probabilities; binary targets as they are."""
+        """Returns the targets, as labels unless they are binary, and their kind."""
         traits, shape = self._traits, tuple(outputs.shape)
         if traits.column and not traits.binary and len(targets.shape) == len(shape) > 1:
             classes = traits.axis % len(shape)
@@ -71,18 +74,23 @@ class NamedMetrics:
             targets = self._ops.argmax(targets, traits.axis)
         return targets, kind
 
-    def _count(self, hits: Any, targets: Any) -> Pair:
-        """The hits, and the targets that count."""
+    def _count(self, hits: Any, targets: Any) -> OwnPair:
+        """Returns the number of hits, and the number of targets that are not ignored."""
         ops, ignored = self._ops, self._traits.ignored
+        if self._leaves_counts:
+            counted = prod(hits.shape) if ignored is None else targets != ignored
+            return OwnPair(hits if ignored is None or ignored < 0 else hits & counted, counted)
         if ignored is None:
-            return ops.count_true(hits), prod(hits.shape)
+            return OwnPair(ops.count_true(hits), prod(hits.shape))
         left_out = ops.equal(targets, ignored)
-        return ops.count_true(ops.where(left_out, False, hits)), prod(hits.shape) - ops.count_true(left_out)
+        if ignored >= 0:  # else it is no class, and is never hit
+            hits = ops.where(left_out, False, hits)
+        return OwnPair(ops.count_true(hits), prod(hits.shape) - ops.count_true(left_out))
 
     def _subtract(self, outputs: Any, targets: Any) -> Any:
         if tuple(outputs.shape) != tuple(targets.shape):
             raise ModelError(
-                "mse and mae compare outputs and targets of one shape. "
-                f"Got {tuple(outputs.shape)} and {tuple(targets.shape)}. Reshape one of them."
+                f"mse and mae need outputs and targets of the same shape. Got {tuple(outputs.shape)} and "
+                f"{tuple(targets.shape)}. Reshape one of them."
             )
         return self._ops.double(outputs) - self._ops.double(targets)

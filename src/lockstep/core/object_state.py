@@ -1,8 +1,8 @@
-"""The state of an arbitrary object as plain values and arrays, and loading it into a new copy of the object.
+"""Converts the state of an arbitrary object to plain values and arrays, and loads it into a new copy of the object.
 
-All attributes are followed. Numbers, strings, arrays, containers and objects in them are saved. Functions, and values
-that are equal in a new copy, are code or configuration: the copy keeps its own. Anything else is refused when it is
-saved. No pickle is used: loading runs no code from the file and creates no object of a class that the file names.
+All attributes are followed. Numbers, strings, arrays, containers, and the objects in them are saved. Functions, and
+values that are equal in a new copy, are code or configuration and are not saved. Saving raises for any other value.
+Pickle is not used: loading runs no code from the file and creates no object of a class that the file names.
 """
 
 import inspect
@@ -23,13 +23,13 @@ _MISSING = object()
 
 
 class _Simple:
-    """A class whose objects have no state beside their `__dict__`; used to compare sizes."""
+    """A class whose objects have all of their state in `__dict__`; its size is compared with that of other classes."""
 
 
 def save(value: Any, fresh: Any, to_numpy: Callable[[Any], Any], name: str) -> Any:
-    """Returns the state of `value` as a pytree of plain values; `fresh` is a copy that was never updated.
+    """Returns the state of `value` as a pytree of plain values and arrays; `fresh` is a copy that was never updated.
 
-    `to_numpy` turns the framework's arrays into numpy; `name` names the object in errors.
+    `to_numpy` converts the framework's arrays to numpy; `name` is the object's name in errors.
 
     >>> class Mean:
     ...     def __init__(self):
@@ -44,21 +44,23 @@ def save(value: Any, fresh: Any, to_numpy: Callable[[Any], Any], name: str) -> A
 
 
 def load(fresh: Any, state: Any, to_array: Callable[[Any], Any], name: str) -> None:
-    """Loads a saved state into a copy that was never updated; `to_array` converts numpy arrays to the framework's."""
+    """Loads a saved state into `fresh`, a copy that was never updated; `to_array` converts numpy to the framework."""
     try:
         _Loading(to_array).load(state, fresh)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise StateError(
-            f"The checkpoint does not fit the metric object {name!r}: {error}. Use the object it was saved with."
+            f"The checkpoint does not fit the metric object {name!r}: {error}. Use the metric object with which the "
+            "checkpoint was saved."
         ) from error
 
 
 class _Saving:
-    """Saves one object. A value that occurs a second time is saved as a reference to the first."""
+    """Converts one object to plain values. Further occurrences of a value are saved as references to the first."""
 
     def __init__(self, to_numpy: Callable[[Any], Any]) -> None:
         self._to_numpy = to_numpy
-        self._seen: dict[int, tuple[int, Any]] = {}  # by id: the number, and the value, so that its id is not reused
+        # By id: each value's number, and the value itself, so that no other object gets the same id.
+        self._seen: dict[int, tuple[int, Any]] = {}
 
     def save(self, value: Any, fresh: Any, where: str) -> Any:
         if type(value) in _PLAIN:
@@ -101,14 +103,14 @@ class _Saving:
         return ("scalar" if isinstance(value, np.generic) else kind), array
 
     def _keep(self, value: Any, fresh: Any, where: str) -> Any:
-        """Returns a mark for a value that a new copy has as well."""
+        """Returns a mark in place of a value that a new copy of the object has too; raises for any other value."""
         if not (value is fresh or (type(value) is type(fresh) and (isinstance(value, _CODE) or value == fresh))):
             _refuse(value, where)
         return {"keep": True}
 
 
 class _Loading:
-    """Loads one object."""
+    """Loads the plain values of a saved state into one object."""
 
     def __init__(self, to_array: Callable[[Any], Any]) -> None:
         self._to_array = to_array
@@ -143,7 +145,7 @@ class _Loading:
         return self._loaded[number]
 
     def _fill(self, kind: str, number: int, pairs: list[Any], fresh: Any) -> Any:
-        """Fills an object or dict of the copy in place, because it may be of a class that cannot be created here."""
+        """Loads values into an existing object or dict of the copy, because its class may not be creatable here."""
         filled = fresh if kind == "object" or isinstance(fresh, dict) else {}
         target: dict[Any, Any] = vars(filled) if kind == "object" else filled
         self._loaded[number] = filled
@@ -163,12 +165,12 @@ def _dtype_name(array: Any) -> str:
 
 
 def _is_simple(value: Any) -> bool:
-    """Returns whether the object's whole state is in its `__dict__`: no slots, no memory of a C type."""
+    """Returns whether the complete state of an object is in its `__dict__`, not in slots or in memory of a C type."""
     return hasattr(value, "__dict__") and type(value).__basicsize__ <= _Simple.__basicsize__
 
 
 def _refuse(value: Any, where: str) -> NoReturn:
     raise StateError(
-        f"The metric object has a {type(value).__name__} at {where}, which a checkpoint cannot store. "
-        "Use numbers, strings, arrays and containers of them, or train without a checkpoint."
+        f"A checkpoint cannot store the {type(value).__name__} at {where} of a metric object. Use numbers, strings, "
+        "arrays, and lists, tuples, sets and dicts of these, or train without a checkpoint."
     )

@@ -1,4 +1,4 @@
-"""Objectives: a loss of the user's own, for what (inputs, targets) cannot say."""
+"""Objectives: losses that are functions of (model, batch) instead of (outputs, targets)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from lockstep.errors import ModelError
 
 
 class Sum(NamedTuple):
-    """A loss that is a sum over a shard, and the count by which the sum over all shards is divided, once.
+    """The loss of one shard as a sum, and the count by which the sum over all shards is divided.
 
-    Without a count nothing is divided: the loss of a batch is the sum of its shards' totals, and `reduction="sum"` of
-    an ordinary loop. The count may be a number or a scalar: masked tokens, examples that matter. A named tuple, so
-    that `jax.jit` and `tf.function` can return it.
+    The loss of a batch is the sum of all totals divided by the sum of all counts, for example the number of tokens that
+    are not masked. A count may be a number or a scalar array. Without a count the loss is not divided, as with
+    `reduction="sum"`. A `Sum` is a named tuple, so that `jax.jit` and `tf.function` can return it.
 
     >>> @objective
     ... def masked_error(model, batch):
@@ -33,17 +33,17 @@ class Sum(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """A function `(model, batch)` that gives the loss of one shard."""
+    """A loss that is a function `(model, batch)`, called with one shard at a time."""
 
     function: Callable[[Any, Any], Any]
-    gives_sum: bool = field(default=False, init=False, compare=False)  # whether it has returned one in this process
+    gives_sum: bool = field(default=False, init=False, compare=False)  # whether the last call returned a `Sum`
 
     def __call__(self, model: Any, batch: Any) -> Any:
-        """What the function gives for this shard."""
+        """Returns what the function returns for one shard."""
         return self.function(model, batch)
 
     def compute(self, model: Any, batch: Any) -> tuple[Any, Mapping[str, Any]]:
-        """The loss of this shard, a `Sum` where a pair was returned, and the metrics by name."""
+        """Returns the loss of one shard and the metrics by name; a pair (total, count) is returned as a `Sum`."""
         loss = self.function(model, batch)
         values: Mapping[str, Any] = {}
         if isinstance(loss, tuple) and len(loss) == 2 and isinstance(loss[1], Mapping):
@@ -54,26 +54,26 @@ class Objective:
 
 
 def read_sum(loss: Any) -> Any:
-    """A plain pair (total, count) as a `Sum`; anything else as it is. Raises if a total is not one number."""
+    """Returns a pair (total, count) as a `Sum`, and any other loss unchanged; raises if the total is not one number."""
     if not isinstance(loss, Sum) and not (isinstance(loss, tuple) and len(loss) == 2 and loss[1] is not None):
         return loss
-    found = Sum(*loss)
-    shape = getattr(found.total, "shape", None)
+    pair = Sum(*loss)
+    shape = getattr(pair.total, "shape", None)
     if shape is None or prod(shape) != 1:
         raise ModelError(
-            f"The total of a lockstep.Sum is an array of one number. Got {describe(found.total)}. "
-            "Compute it from the model's outputs, and give its sum: losses.sum()."
+            f"The total of a lockstep.Sum must be an array of one number. Got {describe(pair.total)}. Compute the "
+            "total from the model's outputs, for example as losses.sum()."
         )
-    return found
+    return pair
 
 
 def objective(function: Callable[[Any, Any], Any]) -> Objective:
-    """Marks `function(model, batch)` as the loss itself; give it to `wrap` in the place of a loss.
+    """Returns an objective, which can be given to `wrap` as the loss, from a function of (model, batch).
 
-    It sees one shard at a time and returns the mean loss of the shard's examples, one loss
-    per example, `(loss, {name: value})`, or `Sum(total, count)` for a loss with a denominator
-    of its own; `Sum(total)` is a sum that is not divided. A plain pair `(total, count)` means
-    the same as `Sum`.
+    The function is called with one shard of a batch at a time. It returns the mean loss of the shard's examples, or one
+    loss per example, or `Sum(total, count)` for a loss with its own denominator, or `Sum(total)` for a sum that is not
+    divided. A pair `(total, count)` means the same as a `Sum`. To log metrics it returns `(loss, {name: value})`.
+    Raises `ModelError` if `function` is not callable.
 
     >>> @objective
     ... def loss(model, batch):
@@ -83,6 +83,7 @@ def objective(function: Callable[[Any, Any], Any]) -> Objective:
     """
     if not callable(function):
         raise ModelError(
-            f"An objective is a function of (model, batch). Got {show(function)}. Write @lockstep.objective above one."
+            f"An objective must be a function of (model, batch). Got {show(function)}. Write @lockstep.objective "
+            "above such a function."
         )
     return Objective(function)

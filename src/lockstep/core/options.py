@@ -1,4 +1,4 @@
-"""Options: how a step is computed."""
+"""The options of `wrap` that change how a step is computed: precision, gradient clipping, exactness."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ PRECISIONS = (None, "bf16", "fp16")
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the computation of a step, validated.
+    """The precision of a step, the norm at which its gradient is clipped, and whether its bits must be exact.
 
     >>> Options(precision="bf16", clip_norm=1.0)
     Options(precision='bf16', clip_norm=1.0, exact=True)
@@ -21,11 +21,11 @@ class Options:
     exact: bool = True
 
     def __post_init__(self) -> None:
-        """Raises PlanError for invalid values."""
+        """Raises PlanError for an unsupported precision or clip_norm."""
         if not isinstance(self.precision, str | None) or self.precision not in PRECISIONS:
             raise PlanError(f"precision={show(self.precision)} is not supported. Use None, 'bf16' or 'fp16'.")
         if self.clip_norm is not None and not (is_number(self.clip_norm) and self.clip_norm > 0):
             raise PlanError(
-                f"clip_norm={show(self.clip_norm)} is not a number above 0. Leave it out to disable clipping."
+                f"clip_norm={show(self.clip_norm)} must be a number above 0. Leave clip_norm out to disable clipping."
             )
         object.__setattr__(self, "exact", check_flag("exact", self.exact, PlanError))

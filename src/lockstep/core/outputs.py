@@ -1,39 +1,38 @@
-"""Outputs and targets of the shards, on their way to metric objects in the controlling process.
+"""Stores the outputs and targets of the shards for the metric objects in the controller.
 
-A metric such as AUROC is no sum over shards: it needs all outputs at once. So where
-`wrap` was given a metric object with state, every process keeps what its shards gave,
-until the controlling process asks for it and joins it in the order of the shards.
+A metric such as AUROC is not a sum over shards; it needs the outputs of the whole batch. So if `wrap` was given a
+metric object, every process stores the outputs of its shards until the controller asks for them and concatenates them
+in the order of the shards.
 """
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from lockstep.core.batches import describe, join, leaves, transform
+from lockstep.core.batches import describe, is_array, join, leaves, transform
+from lockstep.core.types import Work
 from lockstep.errors import BatchError, ModelError
 
-if TYPE_CHECKING:
-    from lockstep.backends.base import Work
+LIMIT = 2**28  # the most bytes of outputs and targets of a batch that a step may send between processes
 
-LIMIT = 2**28  # bytes of outputs and targets a batch: what a step may move between processes for a metric
-
-Pair = tuple[Any, Any]  # outputs and targets
+Pair = tuple[Any, Any]  # (outputs, targets)
 
 
 class ShardOutputs:
-    """The outputs and targets of the shards that this process computed last.
+    """Stores the outputs and targets of the shards of the last batch that this process has computed.
 
-    `to_numpy` turns one of the framework's arrays into numpy, `to_array` does the opposite,
-    in the CPU's memory, and `to_cpu` brings a metric object there.
+    `to_numpy` copies a framework's array to a numpy array, `to_array` copies a numpy array to a framework's array on
+    the CPU, and `to_cpu` moves a metric object to the CPU.
 
     >>> from types import SimpleNamespace
     >>> kept = ShardOutputs(True, np.asarray)
     >>> kept.keep(SimpleNamespace(num_examples=4), 1, np.ones(2), np.zeros(2), examples=2)
-    >>> kept.take()
+    >>> kept.read()
     {1: (array([1., 1.]), array([0., 0.]))}
-    >>> kept.take()
+    >>> kept.clear()
+    >>> kept.read()
     {}
     """
 
@@ -52,41 +51,45 @@ class ShardOutputs:
         self._kept: dict[int, Pair] = {}
 
     def keep(self, work: "Work", shard: int, outputs: Any, targets: Any, examples: int) -> None:
-        """Keeps one shard's, in the place of what an earlier work left; refuses a batch too large to gather.
+        """Stores the outputs and targets of one shard, and drops what is stored of earlier batches.
 
-        It is called before the step's commit, so a batch that is refused has changed nothing.
+        Raises BatchError if the outputs of the batch would be too large. This is called before the step is committed,
+        so the model is then unchanged.
         """
         if not self.wanted:
             return
-        if work is not self._work:  # a step that failed may have left some of its shards
+        if work is not self._work:  # a step that failed may have stored some of its shards
             self._work, self._kept = work, {}
         if outputs is None or targets is None:
             raise ModelError(
-                "A metric object needs outputs and targets, and this loss names neither. Use a loss of (outputs, "
-                "targets), or leave the metric object out and let the objective return its own values: "
-                "return loss, {'name': value}."
+                "A metric object needs outputs and targets, but this loss is an objective of (model, batch), which has "
+                "neither. Use a loss of (outputs, targets), or leave the metric object out and return the metric from "
+                "the objective: return loss, {'name': value}."
             )
         size = sum(map(_num_bytes, leaves((outputs, targets)))) * work.num_examples // examples
         if size > LIMIT:
             raise BatchError(
-                f"A metric object gets at most {LIMIT >> 20} MiB of outputs and targets a batch. Got {size >> 20} MiB "
-                f"for a batch of {work.num_examples} ({describe(outputs)} and {describe(targets)} in a shard of "
-                f"{examples}). "
-                "Use a lockstep.Metric, whose sums are made where the outputs are; or a smaller batch."
+                f"The outputs and targets of this batch of {work.num_examples} examples have {size >> 20} MiB "
+                f"({describe(outputs)} and {describe(targets)} in a shard of {examples}), and a metric object can get "
+                f"at most {LIMIT >> 20} MiB per batch. Use a lockstep.Metric, whose sums are computed on the devices, "
+                "or a smaller batch."
             )
         self._kept[shard] = outputs, targets
 
-    def take(self) -> dict[int, Pair]:
-        """What was kept, as numpy, and forgets it."""
-        kept, self._kept, self._work = self._kept, {}, None
-        return {shard: transform(pair, self._leaf) for shard, pair in kept.items()}
+    def read(self) -> dict[int, Pair]:
+        """Returns the stored outputs and targets by shard, as numpy; they stay until the next batch."""
+        return {shard: transform(pair, self._leaf) for shard, pair in self._kept.items()}
+
+    def clear(self) -> None:
+        """Drops what is stored."""
+        self._work, self._kept = None, {}
 
     def _leaf(self, value: Any) -> Any:
         return [self._leaf(each) for each in value] if isinstance(value, list) else self.to_numpy(value)
 
 
 def join_shards(shards: Mapping[int, Pair]) -> Pair:
-    """The outputs and targets of the whole batch, put end to end in the order of the shards.
+    """Returns the outputs and targets of the whole batch, concatenated in the order of the shards.
 
     >>> join_shards({1: (np.ones(1), np.array([3])), 0: (np.zeros(2), np.array([1, 2]))})
     (array([0., 0., 1.]), array([1, 2, 3]))
@@ -96,9 +99,9 @@ def join_shards(shards: Mapping[int, Pair]) -> Pair:
         pair: Pair = join(pairs, np.concatenate)
     except Exception as error:
         raise ModelError(
-            "A metric object needs outputs and targets that are arrays, or tuples, lists and dicts of them, with one "
-            f"row per example. Got {' and '.join(map(describe, pairs[0]))} in the first shard, and joining the shards "
-            f"fails: {error}. Return such outputs, or use a lockstep.Metric."
+            f"The outputs and targets of the shards cannot be concatenated for the metric objects: {error}. The first "
+            f"shard has {' and '.join(map(describe, pairs[0]))}. Return arrays with one row per example, or tuples, "
+            "lists and dicts of such arrays, or use a lockstep.Metric."
         ) from error
     return pair
 
@@ -111,3 +114,20 @@ def _num_bytes(value: Any) -> int:
 
 def _has_dtype(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def check_rows(outputs: Any, num_examples: int) -> None:
+    """Raises BatchError if the model's outputs are not a pytree of arrays with one row per example."""
+    if isinstance(outputs, Mapping):
+        values = list(outputs.values())
+    elif isinstance(outputs, tuple | list):
+        values = list(outputs)
+    elif is_array(outputs) and len(outputs) == num_examples:
+        return
+    else:
+        raise BatchError(
+            f"The model returned {describe(outputs)} for {num_examples} examples. "
+            "Return arrays, or tuples, lists and dicts of them, with one row per example on axis 0."
+        )
+    for value in values:
+        check_rows(value, num_examples)

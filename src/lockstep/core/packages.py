@@ -1,4 +1,4 @@
-"""Whether a module is installed or the script's own, and a description of its version."""
+"""Distinguishes installed packages from the script's own modules, and describes the versions of packages."""
 
 import functools
 import hashlib
@@ -13,7 +13,7 @@ _FOLDERS = {"site-packages", "dist-packages"}
 
 @functools.cache
 def is_installed(module: str) -> bool:
-    """Returns whether the module counts by its name and version: the standard library, an installed package.
+    """Returns whether a module belongs to the standard library or to an installed package that has a version.
 
     >>> is_installed("numpy.random"), is_installed("__main__")
     (True, False)
@@ -25,7 +25,7 @@ def is_installed(module: str) -> bool:
 
 
 def describe_package(module: str) -> str:
-    """Returns a text that changes with the package's version, or with the file of a module that is compiled.
+    """Returns the name and version of a module's package; for a module of no package, the hash of its file.
 
     >>> describe_package("numpy.random").startswith("numpy ")
     True
@@ -40,7 +40,7 @@ def describe_package(module: str) -> str:
 
 
 def _is_standard(top: str) -> bool:
-    """Returns whether this is a module of the standard library, not one of the script's with the same name."""
+    """Returns whether `top` is a module of the standard library, and not a module of the script with the same name."""
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     is_own = file.endswith(".py") and not Path(file).is_relative_to(Path(os.__file__).parent)
     return top in sys.stdlib_module_names and not is_own
@@ -54,7 +54,7 @@ def _is_in_packages(top: str) -> bool:
 
 @functools.cache
 def _version(top: str) -> str:
-    """Returns a package's version; an empty text if it has none."""
+    """Returns the version of a package; an empty text if the package has no version."""
     version = getattr(sys.modules.get(top), "__version__", None)
     if isinstance(version, str):
         return version

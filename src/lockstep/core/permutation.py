@@ -1,8 +1,7 @@
-"""Permutations of n numbers, any part of which can be computed without the rest.
+"""Random permutations of n numbers whose entry at any position can be computed directly, without storing a list.
 
-A few rounds of keyed multiplications, additions and shifts, each of which is invertible, shuffle the numbers below the
-next power of two; a result of n or more is shuffled again until it is below n ("cycle walking"). So position
-700,000,000 of an epoch is computed directly and no list is stored.
+Several rounds of invertible multiplications, additions and shifts permute the numbers below the next power of two. A
+result of n or more is permuted again until it is below n ("cycle walking").
 """
 
 import functools
@@ -12,8 +11,8 @@ from numpy.typing import NDArray
 
 from lockstep.core import seeds
 
-_ROUNDS = 8  # with fewer, the orders of a handful of examples are not equally likely
-_CHUNK = 4096  # positions computed at once, because numpy has a cost per call
+_ROUNDS = 8  # with fewer rounds the permutations of a few examples are not equally likely
+_CHUNK = 4096  # the number of positions computed at once, because each call of numpy has a fixed cost
 
 
 class Permutation:
@@ -37,7 +36,7 @@ class Permutation:
         self._chunk: tuple[int, NDArray[np.int64]] = -1, np.empty(0, np.int64)
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the numbers at these positions."""
+        """Returns the entries of the permutation at these positions."""
         values = self._mix(positions.astype(np.uint64))
         above = np.flatnonzero(values >= self._num_examples)
         while len(above):
@@ -46,7 +45,7 @@ class Permutation:
         return values.astype(np.int64)
 
     def between(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the numbers from position `start` to `stop`; fast for consecutive calls."""
+        """Returns the entries of the permutation from `start` to `stop`; fast for consecutive ranges."""
         parts = []
         while start < stop:
             number, offset = divmod(start, _CHUNK)
@@ -56,7 +55,7 @@ class Permutation:
         return np.concatenate([np.empty(0, np.int64), *parts])  # a copy, because frameworks warn about read-only memory
 
     def _get_chunk(self, number: int) -> NDArray[np.int64]:
-        """Returns a chunk and stores it. No lock: two threads may both compute it, with the same result."""
+        """Returns a chunk of the permutation, and caches it; without a lock, because threads would compute the same."""
         stored, chunk = self._chunk
         if stored != number:
             first = number * _CHUNK
@@ -77,7 +76,7 @@ class Permutation:
 
 @functools.lru_cache(maxsize=64)
 def order(seed: int, epoch: int, num_examples: int) -> Permutation:
-    """Returns the order in which epoch `epoch` visits the examples.
+    """Returns the order in which an epoch visits the examples, as a permutation that depends on (seed, epoch).
 
     >>> order(0, 1, 6).between(0, 6)
     array([5, 0, 4, 3, 2, 1])

@@ -1,4 +1,4 @@
-"""Conversion of a foreign object's state to plain values that a checkpoint can store, and back.
+"""Converts the state of a scheduler or loader to plain values that a checkpoint can store, and back.
 
 A checkpoint stores numbers, strings, lists, tuples, dicts and arrays; no pickle is ever read. A scheduler's state may
 contain a `Counter`, which is stored as a dict, or a function, which is left out because the script defines it. A
@@ -17,15 +17,15 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def refuse(value: Any, where: str) -> NoReturn:
-    """Raises: a checkpoint cannot store this value."""
+    """Raises StateError, which says that a checkpoint cannot store this value."""
     raise StateError(
-        f"{where} is a {type(value).__name__}, which a checkpoint cannot store. Make it a number, a string, a numpy "
-        "array, or a list, tuple or dict of these; or train without a checkpoint."
+        f"{where} is a {type(value).__name__}, which a checkpoint cannot store. Use a number, a string, a numpy array, "
+        "or a list, tuple or dict of these; or train without a checkpoint."
     )
 
 
 def mark_array(value: Any, where: str) -> Any:
-    """Returns a framework's array as a numpy array with a mark, for `restore_arrays`; refuses anything else."""
+    """Returns a framework's array as a numpy array with a mark, for `restore_arrays`; raises for any other value."""
     for hooks in framework_hooks.list_imported():
         if isinstance(value, hooks.ARRAY_TYPES):
             return {hooks.ARRAY_MARK: hooks.to_numpy(value)}
@@ -33,9 +33,9 @@ def mark_array(value: Any, where: str) -> Any:
 
 
 def to_plain(value: Any, where: str = "", convert_other: Callable[[Any, str], Any] = refuse) -> Any:
-    """Returns a copy in plain types; functions in a dict are left out.
+    """Returns a copy of a value in plain types, which a checkpoint can store; functions in a dict are left out.
 
-    `where` names the value in an error. `convert_other` converts a value that is not plain.
+    `where` describes the value in an error. `convert_other` converts a value that is not plain, or raises.
 
     >>> from collections import Counter
     >>> to_plain({"milestones": Counter([3, 5]), "rates": [np.float64(0.5)], "function": print})
@@ -58,7 +58,7 @@ def to_plain(value: Any, where: str = "", convert_other: Callable[[Any, str], An
 
 
 def restore_types(example: Any, value: Any) -> Any:
-    """Returns a plain value with the container types of `example`.
+    """Returns a plain value converted to the container types of `example`, such as `Counter`.
 
     >>> from collections import Counter
     >>> restore_types({"milestones": Counter()}, {"milestones": {3: 1, 5: 1}})
@@ -73,7 +73,7 @@ def restore_types(example: Any, value: Any) -> Any:
 
 
 def restore_arrays(value: Any) -> Any:
-    """Returns a plain value in which arrays with a mark are the framework's arrays again."""
+    """Returns a plain value in which each numpy array with a mark is converted back to the framework's array."""
     if isinstance(value, Mapping):
         for hooks in framework_hooks.list_imported():
             if hooks.ARRAY_MARK in value:

@@ -4,8 +4,9 @@ The split depends on the number of examples and of shards only; which replica co
 it takes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 from lockstep.errors import PlanError
 
@@ -81,47 +82,64 @@ def sizes(num_examples: int, num_shards: int) -> list[int]:
     return [size + (index < extra) for index in range(num_shards)]
 
 
-def bounds(num_examples: int, num_shards: int) -> list[tuple[int, int]]:
+@lru_cache
+def bounds(num_examples: int, num_shards: int) -> tuple[tuple[int, int], ...]:
     """Returns the start and stop of each shard in the batch.
 
     >>> bounds(5, 2)
-    [(0, 3), (3, 5)]
+    ((0, 3), (3, 5))
     """
     result = []
     start = 0
     for size in sizes(num_examples, num_shards):
         result.append((start, start + size))
         start += size
-    return result
+    return tuple(result)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which replica computes which shard: `owners[shard]` is the replica's index.
+    """Which replica computes which shard: `owners[shard]` is one of `replicas`, the numbers of those that compute.
 
-    >>> Plan.even(8, 3).owners
+    Numbers may be missing, because a replica that was lost leaves its number free.
+
+    >>> Plan.even(8, range(3)).owners
     (0, 0, 0, 1, 1, 1, 2, 2)
     """
 
     owners: tuple[int, ...]
-    num_replicas: int
+    replicas: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Raises if a replica has no shard, or a shard's replica does not exist."""
-        if self.num_replicas > len(self.owners):
+        """Raises if there are more replicas than shards, or a shard's replica does not exist."""
+        count = len(self.replicas)
+        if count > len(self.owners):
             raise PlanError(
-                f"devices={self.num_replicas} needs at least {self.num_replicas} shards, "
-                f"got shards={len(self.owners)}. "
-                f"Use shards={next_power_of_two(self.num_replicas)}, or devices={len(self.owners)}."
+                f"devices={count} needs at least {count} shards, got shards={len(self.owners)}. "
+                f"Use shards={next_power_of_two(count)}, or devices={len(self.owners)}."
             )
-        if not set(self.owners) <= set(range(self.num_replicas)):
-            raise PlanError(f"owners={self.owners} names a replica that is not from 0 to {self.num_replicas - 1}.")
+        if not set(self.owners) <= set(self.replicas):
+            raise PlanError(
+                f"owners={self.owners} has a number that is not among the replicas {self.replicas}. Give each shard "
+                "the number of one of them."
+            )
 
     @classmethod
-    def even(cls, num_shards: int, num_replicas: int) -> "Plan":
-        """Assigns each replica a range of adjacent shards; their numbers differ by at most one."""
-        counts = sizes(num_shards, num_replicas)
-        return cls(tuple(replica for replica, count in enumerate(counts) for _ in range(count)), num_replicas)
+    def even(cls, num_shards: int, replicas: Iterable[int]) -> "Plan":
+        """Assigns each replica a range of adjacent shards; no replica gets more than one shard more than another.
+
+        Returns the same object for the same numbers, so that comparing plans costs nothing.
+        """
+        return _assign_evenly(num_shards, tuple(replicas))
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[int, int]) -> "Plan":
+        """Assigns each replica that many adjacent shards, in the order of the mapping.
+
+        >>> Plan.from_counts({1: 3, 0: 1})
+        Plan(owners=(1, 1, 1, 0), replicas=(1, 0))
+        """
+        return cls(tuple(replica for replica, count in counts.items() for _ in range(count)), tuple(counts))
 
     @property
     def num_shards(self) -> int:
@@ -131,3 +149,8 @@ class Plan:
     def shards_of(self, replicas: Sequence[int]) -> list[int]:
         """Returns the shards that these replicas compute, in order."""
         return [shard for shard, owner in enumerate(self.owners) if owner in replicas]
+
+
+@cache
+def _assign_evenly(num_shards: int, replicas: tuple[int, ...]) -> Plan:
+    return Plan.from_counts(dict(zip(replicas, sizes(num_shards, len(replicas)), strict=True)))

@@ -1,7 +1,8 @@
-"""Whether a loss of (outputs, targets) is a sum over the examples or their mean, found out from its values.
+"""Finds out whether a loss of (outputs, targets) is a sum or a mean over the examples, by calling it.
 
-A function says nothing of its reduction, and a shard's part of the batch's loss depends on it. Of one and the same
-outputs a sum gives L(a) + L(b) = L(ab), and a mean gives their average weighted by the numbers of examples.
+A function does not say how it reduces, but the weight of a shard's loss depends on it. If the examples are split into
+two parts a and b, a sum has L(ab) = L(a) + L(b); a mean has L(ab) = the average of L(a) and L(b), weighted by the
+numbers of examples.
 """
 
 import math
@@ -14,25 +15,26 @@ import numpy as np
 from lockstep.core.batches import is_array
 
 Criterion = Callable[[Any, Any], float | None]
-"""The loss of outputs and targets as one number; None if its form tells how the examples count."""
+"""Returns the loss as one number; None if it is not one number, or says itself what it is divided by."""
 
 
 _MOST_PARTS = 8
-"""Pairs of examples whose losses are compared: with the halves a dozen calls of the loss, once in a run."""
+"""The largest number of pairs of examples whose losses are compared, once in a run."""
 
 
 class Reduction(Enum):
-    """How a loss is taken in a run."""
+    """Whether a loss is a sum or a mean, and how that is known."""
 
-    MEAN = "mean"  # or the loss itself says what it divides by
+    MEAN = "mean"  # a mean, or a loss that says itself what it is divided by
     SUM = "sum"
-    ASSUMED = "assumed mean"  # it is neither, or cannot be judged: taken as the mean over the examples
+    ASSUMED = "assumed mean"  # neither, or not known: used as a mean over the examples
 
 
 def judge(criterion: Criterion, outputs: Any, targets: Any, num_examples: int) -> Reduction | None:
-    """Compares the losses of two parts of the examples with that of both; None if the loss is 0, which tells nothing.
+    """Returns the reduction of a loss, by comparing its values for two halves of the examples and for all of them.
 
-    One example is taken twice. Whatever the criterion raises for a part, the loss cannot be judged by its parts.
+    Returns None if all values are 0, because then nothing can be concluded. If the criterion raises, or the values fit
+    neither a sum nor a mean, returns `Reduction.ASSUMED`. A single example is used as both halves.
 
     >>> outputs, targets = np.array([1.0, 2.0, 4.0]), np.zeros(3)
     >>> judge(lambda outputs, targets: float(((outputs - targets) ** 2).sum()), outputs, targets, 3)
@@ -50,17 +52,17 @@ def judge(criterion: Criterion, outputs: Any, targets: Any, num_examples: int) -
             return Reduction.MEAN
         left = criterion(*_cut(pair, num_examples, slice(0, half)))
         right = criterion(*_cut(pair, num_examples, slice(half, None)))
-    except Exception:  # the step that follows raises what is wrong with the batch, with the shard's number
+    except Exception:  # the step that follows raises the same error, with the shard's number
         return Reduction.ASSUMED
     if left is None or right is None:
         return Reduction.ASSUMED
     if not (whole or left or right):
         return None
-    tolerance = _tolerance(outputs) * (abs(left) + abs(right))
+    tolerance = _choose_tolerance(outputs) * (abs(left) + abs(right))
     share = half / num_examples
     is_sum = math.isclose(whole, left + right, rel_tol=0, abs_tol=tolerance)
     is_mean = math.isclose(whole, share * left + (1 - share) * right, rel_tol=0, abs_tol=tolerance)
-    if is_sum == is_mean:  # both are true of parts that cancel
+    if is_sum == is_mean:  # both are true if the losses of the halves cancel
         return Reduction.ASSUMED
     if is_sum:
         return Reduction.SUM
@@ -68,57 +70,58 @@ def judge(criterion: Criterion, outputs: Any, targets: Any, num_examples: int) -
 
 
 def _is_mean_of_extremes(criterion: Criterion, pair: Any, num_examples: int) -> bool:
-    """Whether the loss is the mean also over the two parts, of two examples each, that differ most.
+    """Returns whether the loss is also a mean over the two pairs of examples whose losses differ most.
 
-    The halves of a large shard have nearly the same loss, and then a root of a mean is nearly the mean of roots.
+    The halves of a large shard have nearly the same loss, and then the root of a mean (as in RMSE) is nearly equal to
+    the mean of the roots.
     """
     starts = range(0, min(num_examples, 2 * _MOST_PARTS) - 1, 2)
     try:
         losses = [criterion(*_cut(pair, num_examples, slice(start, start + 2))) for start in starts]
-        known = [(loss, start) for loss, start in zip(losses, starts, strict=True) if loss is not None]
-        (least, low), (most, high) = min(known), max(known)
+        numbers = [(loss, start) for loss, start in zip(losses, starts, strict=True) if loss is not None]
+        (least, low), (most, high) = min(numbers), max(numbers)
         both = criterion(*_cut(pair, num_examples, [low, low + 1, high, high + 1]))
-    except Exception:  # of so few examples the loss cannot be taken
+    except Exception:  # the loss cannot be computed for so few examples
         return False
-    tolerance = _tolerance(pair[0]) * (abs(least) + abs(most))
+    tolerance = _choose_tolerance(pair[0]) * (abs(least) + abs(most))
     return both is not None and math.isclose(both, (least + most) / 2, rel_tol=0, abs_tol=tolerance)
 
 
-def _cut(nest: Any, num_examples: int, where: Any) -> Any:
-    """The examples `where` says of every array of a nest; raises if one has another number of rows."""
-    if isinstance(nest, Mapping):
-        return {key: _cut(value, num_examples, where) for key, value in nest.items()}
-    if isinstance(nest, tuple):
-        values = [_cut(value, num_examples, where) for value in nest]
-        return type(nest)(*values) if hasattr(nest, "_fields") else tuple(values)
-    if isinstance(nest, list) and nest and all(map(is_array, nest)):
-        return [_cut(value, num_examples, where) for value in nest]
-    if isinstance(nest, list):
-        _check_rows(nest, num_examples)
-        return nest[where] if isinstance(where, slice) else [nest[index] for index in where]
-    if is_array(nest):
-        _check_rows(nest, num_examples)
-        return nest[where]
-    return nest
+def _cut(tree: Any, num_examples: int, where: Any) -> Any:
+    """Selects examples from every array and list of a pytree; raises if one does not have `num_examples` rows."""
+    if isinstance(tree, Mapping):
+        return {key: _cut(value, num_examples, where) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        values = [_cut(value, num_examples, where) for value in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
+    if isinstance(tree, list) and tree and all(map(is_array, tree)):
+        return [_cut(value, num_examples, where) for value in tree]
+    if isinstance(tree, list):
+        _check_rows(tree, num_examples)
+        return tree[where] if isinstance(where, slice) else [tree[index] for index in where]
+    if is_array(tree):
+        _check_rows(tree, num_examples)
+        return tree[where]
+    return tree
 
 
 def _check_rows(rows: Any, num_examples: int) -> None:
     if len(rows) != num_examples:
-        raise ValueError(f"{len(rows)} rows for {num_examples} examples")
+        raise ValueError(f"an array or list has {len(rows)} rows, but the shard has {num_examples} examples")
 
 
-def _tolerance(outputs: Any) -> float:
-    """By how much, relative to itself, a loss of such outputs may differ from what its parts add up to.
+def _choose_tolerance(outputs: Any) -> float:
+    """Returns the relative difference that is allowed between a loss and the value computed from its parts.
 
-    Far more than the last digit: sums over many elements, and those of both signs, lose several.
+    It is much larger than the rounding error of one number, because long sums of both signs lose several digits.
     """
-    nests = [outputs]
-    while nests:
-        nest = nests.pop()
-        if isinstance(nest, Mapping):
-            nests += nest.values()
-        elif isinstance(nest, tuple | list):
-            nests += nest
-        elif isinstance(nest, np.ndarray) and nest.dtype == np.float16:
+    values = [outputs]
+    while values:
+        value = values.pop()
+        if isinstance(value, Mapping):
+            values += value.values()
+        elif isinstance(value, tuple | list):
+            values += value
+        elif isinstance(value, np.ndarray) and value.dtype == np.float16:
             return 4e-3
     return 3e-4

@@ -6,18 +6,33 @@ same numbers as one without interruption.
 """
 
 import hashlib
+from collections.abc import Iterable
 
 
 def derive(purpose: str, *numbers: int) -> int:
-    """Returns a seed of 63 bits for `purpose` and a place given by `numbers`.
+    """Returns a seed of 63 bits that depends on `purpose` and `numbers`, such as a step and a shard.
 
     >>> derive("shard", 0, 1, 2) == derive("shard", 0, 1, 2), derive("shard", 0, 1, 2) == derive("shard", 0, 2, 1)
     (True, False)
     """
-    text = ":".join([purpose, *(str(int(number)) for number in numbers)])
+    text = ":".join([purpose, *map(str, map(int, numbers))])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 def shard(seed: int, step: int, index: int) -> int:
-    """Returns the seed with which shard `index` of step `step` is computed."""
+    """Returns the seed that shard `index` of step `step` uses."""
     return derive("shard", seed, step, index)
+
+
+def gradient_pass(seed: int, index: int) -> int:
+    """Returns the run's seed in pass `index` over the same step, which draws other numbers than the first.
+
+    >>> gradient_pass(7, 0), gradient_pass(7, 1) == gradient_pass(7, 2)
+    (7, False)
+    """
+    return derive("pass", seed, index) if index else seed
+
+
+def shards(seed: int, step: int, indices: Iterable[int]) -> dict[int, int]:
+    """Returns the seeds of several shards of a step."""
+    return {index: derive("shard", seed, step, index) for index in indices}

@@ -1,16 +1,19 @@
 """The sums of one shard: its loss and its metrics, under the same names in every shard.
 
-The vector `[loss, weight, divided, metric sums ...]` goes through the tree. Its layout
-has room for the largest sums that the metrics may have, and ends with a checksum of the
-metrics' names and 1, so that processes notice if their shards differ.
+The vectors `[loss, weight, divided, metric sums ...]` are added in tree order, on the host. All have one length, with
+room for the most sums that the metrics may have; `divided` is 1 if the loss is a sum that is divided by the weight
+after the tree, else 0. Where processes compute shards apart, a vector ends with two more numbers, a checksum of the
+metrics' names and 1: their sums show whether all shards have the same metrics.
 """
 
+import math
 import zlib
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.core.metrics import FIRST_METRIC, LOSS, Column, Metric, Sums, ratio
 from lockstep.core.objective import Objective
@@ -31,37 +34,103 @@ class Summand(NamedTuple):
     times: float = 1.0
 
 
+class OwnSummand(Summand):
+    """One whose array no other code has, so that it need not be copied.
+
+    An array of bools stands for the number of its true elements, which is counted when the sums are read.
+    """
+
+    __slots__ = ()
+
+
+class OwnPair(NamedTuple):
+    """What a named metric returns: a sum and its weight, each as in `OwnSummand`."""
+
+    value: Any
+    weight: Any
+
+
+class ShardSums:
+    """The vectors of sums of this process's shards in one step, which the framework may still be computing.
+
+    `read` waits for them, and raises if a loss is not finite. `check` gets the sum over all shards, those of other
+    processes too, and raises if it shows that their metrics differ.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[int, Sums]], check: Callable[[Sums], None] | None = None) -> None:
+        self._read = read
+        self._check = check
+        self._vectors: Mapping[int, Sums] | None = None
+
+    def read(self) -> Mapping[int, Sums]:
+        """Returns each shard's vector; reads them from the framework the first time."""
+        if self._vectors is None:
+            self._vectors = self._read()
+        return self._vectors
+
+    def check(self, sums: Sums) -> None:
+        """Raises if the shards of the processes do not go together."""
+        if self._check is not None:
+            self._check(sums)
+
+
+def add_shard_sums(shard_sums: ShardSums, vectors: Mapping[int, Sums], num_shards: int) -> Sums:
+    """Adds the vectors of all shards in tree order and checks their sum."""
+    found = [vectors[shard] for shard in range(num_shards) if shard in vectors]  # those without examples are the last
+    total = add_rows(np.array(found)) if len(found) > 1 else found[0]
+    shard_sums.check(total)
+    return total
+
+
+def add_rows(rows: NDArray[np.float64]) -> Sums:
+    """Adds rows in tree order: neighbours, then neighbouring sums of two, and so on.
+
+    >>> add_rows(np.array([[1.0], [2.0], [3.0]]))
+    array([6.])
+    """
+    while len(rows) > 1:
+        sums = rows[:-1:2] + rows[1::2]
+        rows = np.concatenate([sums, rows[-1:]]) if len(rows) % 2 else sums
+    total: Sums = rows[0]
+    return total
+
+
 def find_room(metrics: Sequence[Metric], loss: Any) -> int:
-    """The most sums that the metrics of a step may have, those of an objective's own among them."""
+    """Returns the largest number of sums that the metrics of a step may have, with those of an objective."""
     known = sum(2 if metric.result is ratio else CUSTOM_SUMS for metric in metrics)
     return known + CUSTOM_SUMS * isinstance(loss, Objective)
 
 
 def list_loss_parts(term: "Term") -> list[Summand]:
-    """[loss, weight, divided]: what the vector begins with."""
-    return [Summand(term.loss, term.times), Summand(term.weight), Summand(term.divided)]
+    """Returns the summands that the vector begins with: loss, weight, divided."""
+    kind = OwnSummand if term.is_own else Summand
+    return [kind(term.loss, term.times), kind(term.weight), Summand(term.divided)]
 
 
 def measure(
     ops: "ArrayOps", metrics: Sequence[Metric], term: "Term", examples: int
 ) -> tuple[list[Summand], list[Column]]:
-    """The parts of one shard's vector, and the columns of its metrics."""
+    """Returns the summands of one shard's vector of sums (the loss's, then each metric's), and their columns."""
     parts = list_loss_parts(term)
     columns = []
     for metric in metrics:
         if term.outputs is None or term.targets is None:
             raise ModelError(
-                "Metrics compare outputs and targets, and this loss has neither. "
-                "Let an objective return its own: return loss, {'name': value}."
+                f"The metric {metric.name!r} compares outputs with targets, but this loss gives Lockstep neither. "
+                "Use an objective that also returns the metric: return loss, {'name': value}."
             )
         value = metric.sums(term.outputs, term.targets)
+        if isinstance(value, OwnPair):
+            parts += map(OwnSummand, value)
+            columns.append(_find_ratio_column(metric.name))
+            continue
         if metric.result is ratio:
             own, width = _pair(ops, metric.name, value, examples), 2
         elif isinstance(value, tuple | list):
             own, width = [_one_number(ops, metric.name, each) for each in value], len(value)
         else:
             array = ops.as_array(value)
-            own, width = [Summand(array)], prod(array.shape)
+            own, width = [Summand(array)], math.prod(array.shape)
         parts += own
         columns.append(Column(metric.name, width, metric.result))
     for name, value in sorted(term.values.items()):
@@ -70,8 +139,14 @@ def measure(
     return parts, columns
 
 
+@lru_cache
+def _find_ratio_column(name: str) -> Column:
+    """Returns the column of a named metric; the same object for every shard, so that comparing columns is fast."""
+    return Column(name, 2)
+
+
 def _pair(ops: "ArrayOps", name: str, value: Any, examples: int) -> list[Summand]:
-    """(sum, weight) out of such a pair, one value per example, or the mean over the shard."""
+    """Returns the summands (sum, weight) of a metric that gives such a pair, one value per example, or a mean."""
     if isinstance(value, tuple) and len(value) == 2:
         return [_one_number(ops, name, each) for each in value]
     value = ops.as_array(value)
@@ -86,12 +161,12 @@ def _pair(ops: "ArrayOps", name: str, value: Any, examples: int) -> list[Summand
 
 
 def _one_number(ops: "ArrayOps", name: str, value: Any) -> Summand:
-    """The summand of an entry of a pair or list; a vector there would move all later metrics in the vector of sums."""
+    """Returns the summand of an entry of a pair or list; raises unless it is one number, which takes one place."""
     shape = ops.shape(value) if ops.is_array(value) else np.shape(value)
-    if prod(shape) != 1:
+    if math.prod(shape) != 1:
         raise ModelError(
-            f"The entries of a metric's pair or list are one number each. Got shape {tuple(shape)} from {name!r}. Add "
-            "its elements up, or return one value per example without a pair."
+            f"A metric that returns a pair or a list must return one number for each entry. {name!r} returned an entry "
+            f"of shape {tuple(shape)}. Add up the entry's elements, or return one array with one value per example."
         )
     return Summand(value)
 
@@ -104,11 +179,13 @@ class ShardNames:
         self._names: list[str] | None = None  # of the shards of this command
 
     def begin(self) -> None:
-        """A new command may have other metrics."""
+        """Forgets the metric names of the previous command, because the next one may have other metrics."""
         self._names = None
 
     def add(self, columns: Sequence[Column]) -> None:
-        """Take one shard's columns; raise if another shard has others."""
+        """Notes one shard's columns; raises if another shard of the command has others."""
+        if self._names is not None and columns == self.columns:
+            return
         names = [column.name for column in columns]
         if self._names is not None and names != self._names:
             raise _explain(names, str(self._names))
@@ -116,17 +193,22 @@ class ShardNames:
 
     @property
     def begun(self) -> bool:
-        """Whether a shard of this command has named its metrics."""
+        """Whether a shard of this command has noted its metrics."""
         return self._names is not None
 
     def checks(self, *more: str) -> list[float]:
-        """What a shard's vector ends with: a checksum of the names, and of what else must be the same, and 1."""
-        return [float(zlib.crc32("\n".join([*(self._names or ()), *more]).encode())), 1.0]
+        """Returns the end of a shard's vector: a checksum of the names and of what else must be the same, and 1."""
+        return [_compute_checksum((*(self._names or ()), *more)), 1.0]
 
     def check(self, sums: Sums) -> None:
-        """Raise if a shard of another process has other metrics."""
+        """Raises if a shard of another process has other metrics."""
         if self._names is not None and sums[-2] != self.checks()[0] * sums[-1]:
             raise _explain(self._names, "others")
+
+
+@lru_cache
+def _compute_checksum(names: tuple[str, ...]) -> float:
+    return float(zlib.crc32("\n".join(names).encode()))
 
 
 def _explain(names: Sequence[str], others: str) -> ModelError:
@@ -137,7 +219,7 @@ def _explain(names: Sequence[str], others: str) -> ModelError:
 
 
 def check_room(num_sums: int, room: int) -> None:
-    """Raise if the metrics of a step have more sums than the layout has room for."""
+    """Raises if the metrics of a step have more sums than the layout has room for."""
     if num_sums > room:
         raise ModelError(
             f"The metrics of a step give at most {room} sums. Got {num_sums}. "
@@ -145,14 +227,14 @@ def check_room(num_sums: int, room: int) -> None:
         )
 
 
-def check_loss(sums: Sums, step: int, shard: int) -> None:
-    """Raise if the loss of a shard is not finite."""
-    if not np.isfinite(sums[LOSS]):
+def check_loss(sums: Sums | Sequence[float], step: int, shard: int) -> None:
+    """Raises if the loss of a shard is not finite."""
+    if not math.isfinite(sums[LOSS]):
         raise NonFiniteError.at(step, shard, float(sums[LOSS]))
 
 
 def pad(sums: Sums, size: int, end: Sequence[float] = ()) -> Sums:
-    """A vector as the layout has it: the sums, zeros, and `end`.
+    """Returns a vector of the layout's length: the sums, zeros, and `end`.
 
     >>> pad(np.array([1.0, 2.0, 3.0]), 6, [7.0])
     array([1., 2., 3., 0., 0., 7.])

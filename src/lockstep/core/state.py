@@ -1,16 +1,14 @@
-"""Whether a saved state fits the model and the optimizer that are to take it over, and gives the same bits there.
+"""Checks whether a saved state fits a model and its optimizer, and whether this run would give the same bits.
 
-Every backend's `load` asks here before it writes anything, so a state that does not
-fit is refused in the same words in every framework and changes nothing.
+Every backend's `load` calls `check_state` before it writes anything, so a state that does not fit changes nothing, and
+the error is the same in every framework.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from lockstep.core.types import Array
 from lockstep.errors import ExactError, StateError
-
-if TYPE_CHECKING:
-    from lockstep.backends.base import Array
 
 MODEL, OPTIMIZER = "model.", "optimizer."
 _NUM_SHOWN = 3
@@ -18,24 +16,24 @@ _LABELS = {"device": "device type", "bits": "Lockstep arithmetic"}
 
 
 class ArraySpec(NamedTuple):
-    """The shape and the dtype of one array of a state; a size that is not known yet is None."""
+    """The shape and the dtype of one array of a state; the length of an axis that is not known yet is None."""
 
     shape: tuple[int | None, ...]
     dtype: str
 
     @classmethod
     def from_array(cls, array: "Array") -> "ArraySpec":
-        """Describe an array as it is."""
+        """Returns the shape and the dtype of an array."""
         return cls(array.data.shape, array.dtype)
 
 
 def check_state(saved: "Mapping[str, Array]", own: Mapping[str, ArraySpec]) -> None:
-    """Raise `StateError` unless the saved state has exactly the arrays of `own`, each of its shape and dtype.
+    """Raises `StateError` unless the saved state has exactly the arrays of `own`, with the same shapes and dtypes.
 
-    The message lists the first differences, those of the model before those of the optimizer.
+    The message lists the first differences in the model, or, if the model fits, in the optimizer.
 
     >>> import numpy as np
-    >>> from lockstep.backends.base import Array
+    >>> from lockstep.core.types import Array
     >>> saved = {"model.weight": Array(np.zeros((64, 32), "float32"), "float32")}
     >>> check_state(saved, {"model.weight": ArraySpec((64, 32), "float32")})
     >>> check_state(saved, {"model.weight": ArraySpec((64, 48), "float32")})
@@ -56,35 +54,35 @@ def check_state(saved: "Mapping[str, Array]", own: Mapping[str, ArraySpec]) -> N
 
 
 def check_versions(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise `ExactError` unless the checkpoint was saved where a step has the same bits as here.
+    """Raises `ExactError` if the run that saved a checkpoint had other versions, so that its steps gave other bits.
 
-    Both map what decides the bits (a framework, `device`, `device model`, a library, a number of threads) to its
-    version. What is compared, and what is not, stands in docs/limits.md.
+    Both arguments map everything that determines the bits (a framework, `device`, `device model`, a library, a number
+    of threads) to its version. docs/limits.md lists what is compared and what is not.
 
     >>> check_versions({"torch": "2.7.0", "device": "cuda"}, {"torch": "2.8.0", "device": "cuda"})
     Traceback (most recent call last):
-    lockstep.errors.ExactError: The checkpoint was saved with torch 2.7.0, and this run has torch 2.8.0, which may \
-give other bits. Use the same, or exact=False to go on without the promise.
+    lockstep.errors.ExactError: The checkpoint was saved with torch 2.7.0, and this run has torch 2.8.0, so its \
+results may differ in some bits. Use the same torch, or exact=False to continue without bit-identical results.
     """
-    first = [name for name in ("device", "bits") if name in saved or name in own]  # the rest may follow from these
+    first = [name for name in ("device", "bits") if name in saved or name in own]  # other differences may follow
     for name in [*first, *sorted(saved.keys() | own.keys(), key=str)]:
         there, here, label = saved.get(name), own.get(name), _LABELS.get(name, name)
         if name not in saved:
             raise ExactError(
                 f"The checkpoint does not say with which {label} it was saved, because an older version of Lockstep "
-                f"wrote it. This run has {label} {here}, which may give other bits. Use exact=False to go on without "
-                "the promise."
+                f"wrote it. This run has {label} {here}, so its results may differ in some bits. Use exact=False to "
+                "continue without bit-identical results."
             )
         if there != here:
             mine = f"{label} {here}" if name in own else f"no {label}"
             raise ExactError(
-                f"The checkpoint was saved with {label} {there}, and this run has {mine}, which may give other bits. "
-                "Use the same, or exact=False to go on without the promise."
+                f"The checkpoint was saved with {label} {there}, and this run has {mine}, so its results may differ in "
+                f"some bits. Use the same {label}, or exact=False to continue without bit-identical results."
             )
 
 
 def _list_differences(part: str, saved: "Mapping[str, Array]", own: Mapping[str, ArraySpec]) -> Iterator[str]:
-    """Describe every array of the model, or of the optimizer, that the saved state and the own one do not share."""
+    """Yields a text for each array of the model or of the optimizer that differs between the saved state and `own`."""
     for name, spec in own.items():
         if _find_part(name) != part:
             continue
@@ -104,12 +102,12 @@ def _list_differences(part: str, saved: "Mapping[str, Array]", own: Mapping[str,
 
 
 def _find_part(name: str) -> str:
-    """Name the part that an array belongs to: whatever is not the optimizer's counts as the model's."""
+    """Returns `optimizer` if an array belongs to the optimizer, otherwise `model`."""
     return "optimizer" if name.startswith(OPTIMIZER) else "model"
 
 
 def _shorten(name: str) -> str:
-    """Remove the prefix that the message tells by itself."""
+    """Returns the array's name without the prefix, because the message names the part."""
     return name.removeprefix(MODEL).removeprefix(OPTIMIZER)
 
 
@@ -118,5 +116,5 @@ def _is_same_shape(there: tuple[int | None, ...], here: tuple[int | None, ...]) 
 
 
 def _describe(spec: ArraySpec, same_shape: bool, same_dtype: bool) -> str:
-    """Write out what differs: the shape, the dtype, or both."""
+    """Returns a text with the shape, the dtype or both, depending on what differs."""
     return " of ".join(([] if same_shape else [str(spec.shape)]) + ([] if same_dtype else [spec.dtype]))

@@ -1,10 +1,11 @@
-"""What the targets of a batch are: labels, probabilities or binary targets, as the shapes of outputs and targets say.
+"""Distinguishes labels, probabilities and binary targets by the shapes of outputs and targets.
 
-Labels lack the axis of the classes; probabilities have a number for every class; binary
-targets are yes or no for every element, as in a loss of two classes or of many labels.
+Labels have the shape of the outputs without the axis of the classes. Probabilities have the shape of the outputs, with
+one number for every class. Binary targets have one value for every output, as in binary or multi-label classification.
 """
 
 from enum import Enum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,24 +17,31 @@ Shape = tuple[int, ...]
 
 
 class Labels(NamedTuple):
-    """What labels of classes may be."""
+    """The valid labels of a loss: 0 to `num_classes - 1`, and the label `ignored` if there is one."""
 
     num_classes: int
-    ignored: int | None = None  # a label that the loss leaves out
+    ignored: int | None = None  # targets with this label do not count in the loss
 
 
 class TargetKind(Enum):
-    """What targets are: outputs for `BINARY` are compared with a threshold, all others by their largest element."""
+    """The kind of the targets: labels, probabilities or binary targets.
+
+    The predicted class is that of the largest output; for `BINARY`, each output is compared with a threshold instead.
+    """
 
     LABELS = "labels"
     PROBABILITIES = "probabilities"
     BINARY = "binary"
 
 
+@lru_cache
 def find_target_kind(
     metric: str, outputs: Shape, targets: Shape, *, axis: int = -1, binary: bool = False
 ) -> TargetKind:
-    """What the targets are; `binary` says that the loss takes them element by element.
+    """Returns the kind of the targets; raises ModelError if the shapes fit no kind.
+
+    `axis` is the axis of the classes in the outputs. `binary` says that the loss compares outputs and targets element
+    by element.
 
     >>> find_target_kind("accuracy", (8, 3), (8,)), find_target_kind("accuracy", (8, 3), (8, 3))
     (<TargetKind.LABELS: 'labels'>, <TargetKind.PROBABILITIES: 'probabilities'>)
@@ -49,20 +57,22 @@ def find_target_kind(
         return TargetKind.BINARY
     if len(outputs) > 1 and outputs[:classes] + outputs[classes + 1 :] == targets and not binary:
         return TargetKind.LABELS
+    ways = [f"targets of shape {outputs}"] if outputs else []
+    if len(outputs) > 1 and not binary:
+        ways.append(f"labels of shape {outputs[:classes] + outputs[classes + 1 :]} (axis {classes} is the classes)")
     raise ModelError(
-        f"{metric} compares outputs with a label for each row of classes (on axis {classes}), or with targets of the "
-        f"same shape. Got outputs of shape {outputs} and targets of {targets}. Reshape one of them, or give a metric "
-        "of your own: a function of (outputs, targets)."
+        f"{metric} cannot compare outputs of shape {outputs} with targets of shape {targets}. "
+        f"Give {', or '.join([*ways, 'your own metric, a function of (outputs, targets)'])}."
     )
 
 
 def check_labels(labels: NDArray[Any], num_classes: int, ignored: int | None, weights: Any = None) -> None:
-    """Raise if labels are none of the classes; those that are ignored, or weigh nothing, may be anything.
+    """Raises BatchError if a label is not the number of a class, unless the label is `ignored` or has weight 0.
 
     >>> check_labels(np.array([0, 2, -100]), 3, ignored=-100)
     >>> check_labels(np.array([0, 3]), 3, ignored=None, weights=np.array([1.0, 0.0]))
     """
-    outside = ~((labels >= 0) & (labels < num_classes))  # NaN is neither
+    outside = ~((labels >= 0) & (labels < num_classes))  # written so that NaN is outside, too
     if not outside.any():
         return
     if ignored is not None:
@@ -72,6 +82,6 @@ def check_labels(labels: NDArray[Any], num_classes: int, ignored: int | None, we
         outside &= counted.reshape(-1, *[1] * (labels.ndim - 1))
     if outside.any():
         raise BatchError(
-            f"Labels run from 0 to {num_classes - 1}. Got {labels[outside][0]}. "
-            "Fix the labels, or give the model's last layer more outputs."
+            f"Labels must be from 0 to {num_classes - 1}. Got {labels[outside][0]}. Fix the labels, or give the "
+            "model's last layer more outputs."
         )

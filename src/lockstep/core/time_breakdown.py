@@ -1,52 +1,68 @@
-"""The time breakdown: how much of each replica's step is input, computation, exchange and update.
+"""Measures how much of each replica's time is spent on input, computation, exchange and update.
 
-A process reads the clock four times a step, which is the only cost. On an accelerator these are the times of the host,
-that is what it waited for.
+The only cost is that a process reads the clock four times in each step. On an accelerator these are the host's times:
+how long the host waited in each part, not how long the device computed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lockstep.core.attempt import Timing
+
 PARTS = ("input", "compute", "exchange", "update")
-_NOTABLE = 0.1  # a share of the step that is worth a sentence
+_NOTABLE = 0.1  # a part with a smaller share of the step is not reported as the limit
 
 
 class Stopwatch:
-    """Adds up seconds by part of the step.
+    """Measures the seconds that a process spends in each part of its steps.
 
     >>> clock = iter([0.0, 0.5, 3.0])
     >>> stopwatch = Stopwatch(lambda: next(clock))
     >>> stopwatch.start()
-    >>> stopwatch.lap("input")
-    >>> stopwatch.lap("compute")
+    >>> stopwatch.lap("input"), stopwatch.lap("compute")
+    (0.5, 2.5)
     >>> stopwatch.take()
     {'input': 0.5, 'compute': 2.5, 'exchange': 0.0, 'update': 0.0}
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self.clock = clock
+        self.timings: list[Timing] | None = None  # a list collects when each part began and ended
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._last = 0.0
 
     def start(self) -> None:
-        """Starts measuring the next part."""
-        self._last = self._clock()
+        """Starts the measurement of a part; the next `lap` ends it."""
+        self._last = self.clock()
 
-    def lap(self, part: str) -> None:
-        """Adds the time since the last call to `part`."""
-        now = self._clock()
-        self._seconds[part] += now - self._last
+    def lap(self, part: str) -> float:
+        """Adds the time since the last call to `part`, and returns it."""
+        now = self.clock()
+        seconds = now - self._last
+        self._seconds[part] += seconds
+        if self.timings is not None:
+            self.timings.append(Timing(part, self._last, now))
         self._last = now
+        return seconds
 
     def take(self) -> dict[str, float]:
-        """Returns the seconds so far, and starts again from 0."""
+        """Returns the seconds of each part so far, and resets them to 0."""
         taken, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
+        return taken
+
+    def collect_timings(self, collects: bool) -> None:
+        """Begins an attempt, whose timings are collected or not."""
+        self.timings = [] if collects else None
+
+    def take_timings(self) -> list[Timing]:
+        """Returns the timings that were collected, and collects no more."""
+        taken, self.timings = self.timings or [], None
         return taken
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The time of all steps of a `fit`.
+    """The seconds that each replica spent in each part of the steps of a `fit`.
 
     >>> parts = [{"input": 6.2, "compute": 3.0, "exchange": 0.2, "update": 0.2}]
     >>> breakdown = Breakdown(("cpu:0",), parts, seconds=10.0, num_steps=100, num_examples=25_600)
@@ -57,19 +73,19 @@ class Breakdown:
     """
 
     devices: Sequence[str]
-    parts: Sequence[Mapping[str, float]]  # of each replica
+    parts: Sequence[Mapping[str, float]]  # the seconds of each part, for each replica
     seconds: float
     num_steps: int
     num_examples: int
-    has_callbacks: bool = False  # callbacks of the script, whose time is part of the rest
+    has_callbacks: bool = False  # whether the script has callbacks, whose time is in none of the parts
 
     @property
     def samples_per_second(self) -> float:
-        """Examples per second, over all devices."""
+        """The number of examples per second, over all devices."""
         return self.num_examples / self.seconds if self.seconds else 0.0
 
     def share(self, replica: int, part: str) -> float:
-        """Returns the part's share of the time; `rest` is the time of callbacks and bookkeeping."""
+        """Returns the fraction of the time that a replica spent in `part`; `rest` is the time that is in no part."""
         if not self.seconds:
             return 0.0
         own = self.parts[replica]
@@ -77,7 +93,7 @@ class Breakdown:
         return seconds / self.seconds
 
     def describe_limit(self) -> str:
-        """Returns a sentence that says what limits the run, and what to do about it."""
+        """Returns a sentence that says what limits the speed of the run, and what to do about it."""
         replicas = range(len(self.parts))
         exchange = [self.share(replica, "exchange") for replica in replicas]
         slowest = min(replicas, key=lambda replica: exchange[replica])

@@ -36,7 +36,7 @@ class Span(NamedTuple):
 def root(num_shards: int) -> Span:
     """Returns the span of all shards."""
     if num_shards < 1:
-        raise PlanError(f"num_shards={num_shards} leaves no shard to add. Use num_shards=1 or more.")
+        raise PlanError(f"num_shards must be 1 or more. Got num_shards={num_shards}. Use num_shards=1, for example.")
     return Span(0, num_shards)
 
 
@@ -88,6 +88,11 @@ class MergeProgram:
     slots: int
     spans: Mapping[Span, int]  # the slot of each partial sum that remains
 
+    @property
+    def shards(self) -> list[int]:
+        """The shards that are computed, in their order."""
+        return [action.shard for action in self.actions if isinstance(action, Write)]
+
 
 def program(shards: Iterable[int], num_shards: int) -> MergeProgram:
     """Returns the program of a process that computes `shards` (only those with examples).
@@ -124,12 +129,11 @@ def _program(shards: tuple[int, ...], num_shards: int) -> MergeProgram:
     return MergeProgram(tuple(actions), slots, spans)
 
 
-def programs(plan: Plan, num_examples: int) -> list[MergeProgram]:
-    """Returns every replica's program for a batch of that many examples; equal in all processes."""
-    filled = min(num_examples, plan.num_shards)  # larger shards come first, so empty ones are last
+def programs(plan: Plan, filled: int) -> list[MergeProgram]:
+    """Returns the programs of the plan's replicas, in order, if the first `filled` shards are not empty."""
     return [
         program([shard for shard in plan.shards_of([replica]) if shard < filled], plan.num_shards)
-        for replica in range(plan.num_replicas)
+        for replica in plan.replicas
     ]
 
 

@@ -11,11 +11,12 @@ decision about values is itself an array, never an `if`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.core.batch_entries import call_model, check_example_weights, explain_missing_input, split_batch
 from lockstep.core.batches import describe
+from lockstep.core.criterion import Criterion
 from lockstep.core.objective import Objective, Sum, read_sum
 from lockstep.core.target_kind import Labels, check_labels
 from lockstep.errors import ModelError
@@ -33,7 +34,7 @@ class Share(NamedTuple):
     summed: bool = False  # whether a loss that does not say how it reduces is a sum
 
 
-@dataclass(frozen=True)
+@dataclass
 class Term:
     """The loss of one shard: where its backward pass starts, and what the sums get."""
 
@@ -49,6 +50,8 @@ class Term:
     values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
     labels: Labels | None = None  # what the targets may be, if they are labels
     reading: str = ""  # how the loss of the model's output was read, which must be one way in all shards
+    is_own: bool = False  # whether no other code has the arrays `loss` and `weight`, so that they need not be copied
+    is_mean: bool = False  # whether the sums get `loss` times `weight`, once they are read on the host
     per_example: bool = False  # whether the gradient is a sum over the examples, by whose number the update divides
 
 
@@ -60,56 +63,8 @@ class Counted(NamedTuple):
     total: Any = None  # the sum that the mean would have divided, if it is taken for 0 when the weights cancel
 
 
-class Criterion:
-    """A loss of (outputs, targets) of which nothing is known but that it can be called.
-
-    A backend derives its own for the losses that it knows.
-    """
-
-    divides_by_targets = False  # whether `compute` divides by what `count` counts
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether the loss says that it is a sum."""
-        return False
-
-    def check(self, outputs: Any, targets: Any, examples: int) -> None:
-        """Raise if the loss does not go with these outputs and targets."""
-
-    def find_labels(self, outputs: Any, targets: Any) -> Labels | None:
-        """What the targets may be, if they are labels of classes."""
-        return None
-
-    def compute(self, outputs: Any, targets: Any) -> Any:
-        """The loss as the script has it: one number, one per example, or a `Sum`."""
-        return self.function(outputs, targets)
-
-    def compute_each(self, outputs: Any, targets: Any) -> Any:
-        """One value per example or per target."""
-        return self.compute(outputs, targets)
-
-    def compute_sum(self, outputs: Any, targets: Any) -> Any:
-        """The sum over the targets that count; asked for only if `count` gives something."""
-        raise NotImplementedError
-
-    def count(self, targets: Any) -> Any:
-        """What each target counts in the mean: 0 if it is ignored, else its class's weight; None if all count alike."""
-        return None
-
-    def find_contributing(self, targets: Any, counted: Any) -> Any:
-        """An array that is not 0 for the targets that have a loss."""
-        return counted
-
-    def weigh(self, weighing: "Weighing", outputs: Any, targets: Any, weights: Any, share: Share) -> Term:
-        """The term; a loss that handles example weights by itself has its own way."""
-        return weighing.weigh_outputs(self, outputs, targets, weights, share)
-
-
 class Weighing:
-    """Makes terms of losses, in one framework.
+    """Builds the terms of losses, in one framework.
 
     `as_floats` is how the framework's users make floats of `weights`. A term's function takes
     (model, shard's batch, share).
@@ -124,7 +79,7 @@ class Weighing:
     # -- what the script gave as loss
 
     def weigh_objective(self, objective: Objective, model: Any, batch: Any, share: Share) -> Term:
-        """What the script's own function says: a mean, a sum, or one of them with metrics."""
+        """Returns the term of an objective: a mean, a sum, or one of them with metrics."""
         loss, values = objective.compute(model, batch)
         if isinstance(loss, Sum):
             return self.sum(loss, share, values=values)
@@ -137,12 +92,12 @@ class Weighing:
         return self.mean(loss, share, values=values)
 
     def weigh_model(self, model: Any, batch: Any, share: Share) -> Term:
-        """The loss that the model's output carries."""
+        """Returns the term of the loss that the model's output has."""
         loss, rest = self.find_model_loss(self.call(model, batch), batch, share)
         return self.mean(loss, share, **rest)
 
     def find_model_loss(self, outputs: Any, batch: Any, share: Share) -> tuple[Any, dict[str, Any]]:
-        """The loss of a model's output, and what metrics compare: its logits, or all of it, with the batch's labels."""
+        """Returns the loss of a model's output, and what metrics compare: its logits, or all of it, and the labels."""
         named = isinstance(outputs, Mapping)
         loss: Any = outputs.get("loss") if named else getattr(outputs, "loss", None)
         if not self.ops.is_array(loss):
@@ -159,30 +114,43 @@ class Weighing:
         return loss, {"outputs": logits, "targets": batch.get("labels") if isinstance(batch, Mapping) else None}
 
     def compare(self, criterion: Criterion, model: Any, batch: Any, share: Share) -> Term:
-        """A loss of (outputs, targets), with example weights if the batch has them."""
+        """Returns the term of a loss of (outputs, targets), with example weights if the batch has them."""
         inputs, targets, weights = split_batch(batch, self.as_floats)
-        with explain_missing_input(batch):
+        try:
             outputs = self.call(model, inputs)
+        except TypeError as error:
+            explain_missing_input(error, batch)
+            raise
         criterion.check(outputs, targets, share.examples)
+        labels = None
+        # Before the loss, unless the loss itself refuses them: a GPU's kernel would end the process's context.
+        if not criterion.refuses_labels(targets):
+            labels = self._check_labels(criterion, outputs, targets)
+        try:
+            term = criterion.weigh(self, outputs, targets, weights, share)
+        except Exception:
+            self._check_labels(criterion, outputs, targets)  # a clearer error than the loss's own
+            raise
+        term.outputs, term.targets, term.labels, term.is_own = outputs, targets, labels, criterion.is_own
+        return term
+
+    def _check_labels(self, criterion: Criterion, outputs: Any, targets: Any) -> Labels | None:
+        """Returns which labels are valid, if the targets are labels; raises if one is not and its value is known."""
         labels = criterion.find_labels(outputs, targets)
-        found = None if labels is None else self.ops.to_host(targets)
-        if labels is not None and found is not None:  # before the loss: a GPU's kernel would end the process's context
+        if labels is not None and (found := self.ops.to_host(targets)) is not None:
             check_labels(found, *labels)
-        term = criterion.weigh(self, outputs, targets, weights, share)
-        return replace(term, outputs=outputs, targets=targets, labels=labels)
+        return labels
 
     def weigh_outputs(self, criterion: Criterion, outputs: Any, targets: Any, weights: Any, share: Share) -> Term:
-        """The term of a loss of these outputs and targets; `weights` is None or has one number per example."""
+        """Returns the term of a loss of these outputs and targets; `weights` is None or has one number per example."""
         if weights is not None:
             return self._weigh_examples(criterion, outputs, targets, weights, share)
         counted = None if criterion.is_sum else criterion.count(targets)
         if counted is not None:
-            contributes = self.ops.any_nonzero(criterion.find_contributing(targets, counted))
-            weight = self.ops.total(counted)
-            if share.alone and criterion.divides_by_targets:
-                value = criterion.compute(outputs, targets)
-                return self.own_mean(value, Counted(weight, contributes), share)
-            return self.pair(criterion.compute_sum(outputs, targets), weight, share, contributes)
+            contributes: Any = True
+            if not criterion.adds_nothing_uncounted:
+                contributes = self.ops.any_nonzero(criterion.find_contributing(targets, counted))
+            return self.pair(criterion.compute_sum(outputs, targets), self.ops.total(counted), share, contributes)
         value = read_sum(criterion.compute(outputs, targets))
         if isinstance(value, Sum):
             return self.sum(value, share)
@@ -196,7 +164,7 @@ class Weighing:
         return self.mean(value, share)
 
     def _weigh_examples(self, criterion: Criterion, outputs: Any, targets: Any, weights: Any, share: Share) -> Term:
-        """The mean with a weight for each example: the weighted sum over the sum of the weights."""
+        """Returns the term of a weighted mean: the weighted sum over the sum of the weights."""
         ops = self.ops
         weights = check_example_weights(ops, weights, share.examples)
         values = criterion.compute_each(outputs, targets)
@@ -223,7 +191,7 @@ class Weighing:
     # -- the ways in which losses weigh
 
     def mean(self, value: Any, share: Share, **rest: Any) -> Term:
-        """A mean over the shard's examples.
+        """Returns the term of a mean over the shard's examples.
 
         A loss in a shorter type than gradients are added in would round its share, so then the gradient is multiplied.
         """
@@ -234,13 +202,13 @@ class Weighing:
         return Term(self.ops.scale(value, share.fraction), value, share.examples, times=share.examples, **rest)
 
     def sum(self, loss: Sum, share: Share, **rest: Any) -> Term:
-        """A sum, which is divided only if it has a count."""
+        """Returns the term of a sum, which is divided only if it has a count."""
         if loss.count is None:
             return Term(loss.total, loss.total, 0.0, **rest)
         return self.pair(loss.total, loss.count, share, **rest)
 
     def pair(self, value: Any, weight: Any, share: Share, contributes: Any = None, **rest: Any) -> Term:
-        """A sum over the shard and what it is to be divided by; `contributes`: whether anything of the shard counts.
+        """Returns the term of a sum with its divisor; `contributes`: whether anything of the shard counts.
 
         A shard is left out only if its sum is 0 by construction: weights of both signs may cancel, and label smoothing
         gives a loss to targets whose class weighs 0. A batch whose weights sum to 0 is refused. If only the sum is
@@ -259,7 +227,7 @@ class Weighing:
         return Term(value, ops.where(contributes, value, 0), number, 1.0, contributes=contributes, **rest)
 
     def own_mean(self, value: Any, counted: Counted, share: Share, **rest: Any) -> Term:
-        """A mean that the loss itself has divided by something else than the number of examples."""
+        """Returns the term of a mean that the loss has divided by something else than the number of examples."""
         ops = self.ops
         number = ops.as_weight(counted.weight)
         nonzero = number != 0
@@ -274,5 +242,5 @@ class Weighing:
         return Term(total, loss, number, 1.0, contributes=counted.contributes, **rest)
 
     def is_mean(self, value: Any, share: Share) -> bool:
-        """Whether this is one number, or one row per example."""
+        """Returns whether this is one number, or one row per example."""
         return self.ops.is_array(value) and self.ops.shape(value)[:1] in ((), (share.examples,))

@@ -1,4 +1,4 @@
-"""The input pipeline.
+"""The input pipeline, which reads, transforms, shuffles and batches examples.
 
 train = lockstep.data.arrays(x, y).shuffle(0).map(augment, random=True).batch(256).prefetch(2)
 trainer.fit(train, epochs=10)

@@ -1,9 +1,9 @@
-"""A cache: examples that are computed once, in memory or in a file.
+"""The cache of a pipeline, which stores computed examples in memory or in a file.
 
-It stores the examples of epoch 0, so what a run reads does not depend on when or by which process the cache was filled.
-A cache in memory is shared by this process and its workers. A file is built under a temporary name by all processes
-that read it, each of which stores the examples that it computes, and is renamed once it is complete. A later run
-continues an incomplete one. A file that is damaged, or was computed from other data or code, is built again.
+A cache stores the examples of epoch 0, so its content does not depend on when or by which process it was filled. A
+cache in memory is shared by this process and its workers. A cache file is built under a temporary name: every process
+that reads it stores the examples that the process computes, and the complete file is renamed. A later run continues an
+incomplete file. A file that is damaged, or was computed from other data or code, is built again.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ Indices = NDArray[np.int64]
 
 
 class Examples(NamedTuple):
-    """The examples below a cache, in epoch 0."""
+    """The examples that a cache stores: their number, their identity, and the function that computes them."""
 
     num: int
-    identity: str  # differs for other data and other code
+    identity: str  # a hash of the data and code that the examples are computed from
     compute: Callable[[Indices], Any]
 
 
 class Cache:
-    """The cache step of a pipeline. All pipelines that are built on it share it."""
+    """The `.cache` step of a pipeline. All pipelines that contain the same step share its memory or file."""
 
     def __init__(self, path: str | os.PathLike[str] | None, key: str | None = None) -> None:
-        self.key = key  # the script's own name for the data and code below
+        self.key = key  # the script's own version of the data and code before this step
         self.path = None if path is None else Path(os.path.abspath(path))
         self._lock = threading.RLock()
         self._region: Region | None = None
@@ -47,7 +47,7 @@ class Cache:
         self._building = False
 
     def read(self, indices: Indices, examples: Examples) -> Any:
-        """Returns these examples; computes only the missing ones."""
+        """Returns the examples with these indices; computes and stores those that the cache does not have yet."""
         with self._lock:
             if self._table is None or examples.identity != self._identity:
                 self._open_table(examples)
@@ -66,7 +66,7 @@ class Cache:
         return table.get(indices)
 
     def _open_table(self, examples: Examples) -> None:
-        """Opens the table if there is one, otherwise the memory or file in which to build it."""
+        """Opens the table of the stored examples, or the memory or file in which a new table is to be created."""
         if self.path is None:
             region = self._region = self._region or _create_memory()
         else:
@@ -76,17 +76,17 @@ class Cache:
                 region = self._region = self._open_file(self.path, examples)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
                 raise BatchError(
-                    f"The cache cannot be written to {self.path}: {error.strerror}. "
+                    f"The cache cannot be written to {self.path}: {error.strerror or error}. "
                     "Use another path, or .cache() to keep the examples in memory."
                 ) from error
         self._identity = examples.identity
         opened = CacheTable.open(region, examples.num, examples.identity)
         self._table = opened[0] if opened else None
         if self._table is not None:
-            self._rename_if_complete(self._table)  # its last builder may have been killed before it did so
+            self._rename_if_complete(self._table)  # the process that completed the file may have been killed before
 
     def _open_file(self, path: Path, examples: Examples) -> Region:
-        """Opens the complete file if it has these examples, otherwise the temporary one that is being built."""
+        """Opens the complete file if it has these examples, otherwise the temporary file, which may be incomplete."""
         self._building = False
         while True:
             with contextlib.suppress(FileNotFoundError):
@@ -97,17 +97,20 @@ class Cache:
             path.parent.mkdir(parents=True, exist_ok=True)
             region = Region(os.open(self._temporary_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
             is_joined = _join(region, examples)
-            # Otherwise another process completed and renamed it before the lock was taken: start again.
+            # Otherwise another process renamed the completed file before the lock was taken: start again.
             if file_lock.has_path(region.descriptor, self._temporary_path):
                 if is_joined:
                     self._building = True
                     return region
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._temporary_path)  # processes that still build it keep it open, without a name
+                    os.unlink(self._temporary_path)  # a process that is still building this file keeps it open
             region.close()
 
     def _rename_if_complete(self, table: CacheTable) -> None:
-        """Renames a file that is complete. Two processes may do so at once, because they write the same bytes."""
+        """Renames the temporary file to `path` if it has all examples.
+
+        Two processes may do this at the same time, because they write the same bytes.
+        """
         if not self._building or not table.is_complete:
             return
         with self._lock:
@@ -126,7 +129,7 @@ class Cache:
         return self.path.with_name(f"{self.path.name}.part")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns a file's path; for memory, the process and descriptor that hold it."""
+        """Returns the state for a pickle: the path of a cache file, or the process id and descriptor of the memory."""
         if self.path is None:
             with self._lock:
                 self._region = self._region or _create_memory()
@@ -147,7 +150,7 @@ def _create_memory() -> Region:
 
 
 def _is_complete_and_equal(region: Region, examples: Examples) -> bool:
-    """Returns whether the file is complete and undamaged, and a few examples that are computed now are equal to it."""
+    """Returns whether the file is complete and undamaged, and a few of its examples equal newly computed examples."""
     opened = CacheTable.open(region, examples.num, examples.identity)
     if opened is None or opened[1] is None or opened[0].compute_checksum() != opened[1]:
         return False
@@ -155,10 +158,10 @@ def _is_complete_and_equal(region: Region, examples: Examples) -> bool:
 
 
 def _join(region: Region, examples: Examples) -> bool:
-    """Returns whether a temporary file, new or old, is for these examples; takes a shared lock on it.
+    """Takes a shared lock on a temporary file; returns whether the file is for these examples.
 
-    The first process that opens it has the exclusive lock for a moment and decides whether its rows can be used. The
-    shared lock then prevents a later process from deciding so again while others write.
+    The first process that opens the file takes the exclusive lock for a moment, and decides whether the rows that an
+    earlier run has left in it can be used. While processes have the shared lock, no other process can decide this.
     """
     if file_lock.lock_exclusive(region.descriptor):
         if not region.nbytes:
@@ -171,7 +174,7 @@ def _join(region: Region, examples: Examples) -> bool:
 
 
 def _has_usable_rows(region: Region, examples: Examples) -> bool:
-    """Returns whether an abandoned temporary file has rows of these examples."""
+    """Returns whether the temporary file of a killed run contains usable rows of these examples."""
     opened = CacheTable.open(region, examples.num, examples.identity)
     if opened is None:
         return False
@@ -180,7 +183,7 @@ def _has_usable_rows(region: Region, examples: Examples) -> bool:
 
 
 def _is_equal_to_samples(table: CacheTable, stored: Indices, examples: Examples) -> bool:
-    """Returns whether the first, middle and last stored example are equal to what is computed for them now."""
+    """Returns whether the first, middle and last stored examples are equal to the same examples computed now."""
     samples = np.unique(stored[[0, len(stored) // 2, -1]])
     computed = examples.compute(samples)
     return describe_structure(computed) == table.structure and batches.fingerprint(computed) == batches.fingerprint(

@@ -1,6 +1,6 @@
 """The table of a cache: one row of fixed size per example, and a mark for each row that is stored.
 
-    [ header: what the columns are | marks: one checksum per example | column | column ... ]
+    [ header: structure of the columns | marks: one checksum per example | column | column ... ]
 
 The header describes the structure of an example, so that a process that opens the memory, or a later run that opens the
 file, can read it. A mark is the checksum of its row and is written after the row, so a row that was being written when
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.core import batches
-from lockstep.data.inputs import Arrays
+from lockstep.data.pipeline_inputs import Arrays
 from lockstep.errors import BatchError
 from lockstep.launch.shm import PAGE, Region
 
@@ -27,7 +27,7 @@ _MAGIC = b"lockstep cache 2\n"
 
 
 class CacheTable:
-    """Columns and marks in shared memory."""
+    """The rows and marks of a cache, in shared memory or a mapped file."""
 
     def __init__(self, region: Region, num_examples: int, structure: Any) -> None:
         self.structure = structure
@@ -43,14 +43,17 @@ class CacheTable:
 
     @classmethod
     def create(cls, region: Region, num_examples: int, identity: str, batch: Any) -> "CacheTable":
-        """Creates a table for examples like those of the batch. Several processes may create the same at once."""
+        """Creates a table for examples with the structure of `batch`; several processes may do this at once."""
         table = cls(region, num_examples, describe_structure(batch))
         write_header(region, Header(num_examples, identity, table.structure, None))
         return table
 
     @classmethod
     def open(cls, region: Region, num_examples: int, identity: str) -> "tuple[CacheTable, int | None] | None":
-        """Opens the table of these examples, with its checksum if it is complete; returns None if there is none."""
+        """Returns the table of these examples in a region and its checksum; None if the region has no such table.
+
+        The checksum, which is not verified here, is None if the table is incomplete.
+        """
         header = read_header(region)
         if (
             header is None
@@ -63,35 +66,35 @@ class CacheTable:
         return cls(region, num_examples, header.structure), header.checksum
 
     def write_checksum(self, identity: str) -> None:
-        """Writes the checksum into the header, which marks the table as complete."""
+        """Writes the checksum of the table into its header, which marks the table as complete."""
         write_header(self._region, Header(self._num_examples, identity, self.structure, self.compute_checksum()))
 
     def find_missing(self, indices: Indices) -> Indices:
-        """Returns the examples that are not stored yet, without duplicates."""
+        """Returns, without duplicates, the given indices whose examples are not stored yet."""
         result: Indices = np.unique(indices[self._marks[indices] == 0])
         return result
 
     def put(self, indices: Indices, batch: Any) -> None:
-        """Stores examples."""
+        """Stores the examples of a batch under these indices."""
         structure = describe_structure(batch)
         if structure != self.structure:
             raise BatchError(
                 "The examples of a cache must have equal types and shapes, but these differ: "
                 f"{batches.describe(self._pytree)} and {batches.describe(batch)}. "
-                "Make them equal with .map(...) before .cache, or leave .cache out."
+                "Make the examples equal with .map(...) before .cache, or leave .cache out."
             )
         values = [value for value in batches.leaves(batch) if batches.is_array(value)]
         for column, value in zip(self._columns, values, strict=True):
             column[indices] = value
-        # After the rows, because other processes read a row as soon as it has a mark.
+        # The marks are written after the rows, because other processes read a row as soon as it has a mark.
         self._marks[indices] = [_compute_mark(values, row) for row in range(len(indices))]
 
     def get(self, indices: Indices) -> Any:
-        """Returns a copy of these examples."""
+        """Returns a copy of the examples with these indices."""
         return self._arrays.gather(indices)
 
     def list_stored(self) -> Indices:
-        """Returns the stored examples, after removing the marks of rows that do not match them."""
+        """Returns the indices of the stored examples; removes the mark of each row that does not match its mark."""
         for row in np.flatnonzero(self._marks):
             if self._marks[row] != _compute_mark(self._columns, int(row)):
                 self._marks[row] = 0
@@ -114,16 +117,16 @@ class CacheTable:
 
 
 class Header(NamedTuple):
-    """The description of a table."""
+    """The content of a table's header: the number, identity and structure of the examples, and a checksum."""
 
     num_examples: int
     identity: str  # of the examples
-    structure: Any  # None: no example has been computed yet
-    checksum: int | None  # None: it is not complete
+    structure: Any  # None if no example has been computed yet
+    checksum: int | None  # None if the table is incomplete
 
 
 def read_header(region: Region) -> Header | None:
-    """Returns the header of the table in a region; None if there is no valid one."""
+    """Returns the header of the table in a region; None if the region has no valid header."""
     if region.nbytes < _HEADER_BYTES:
         return None
     memory = region.view(_HEADER_BYTES)
@@ -133,19 +136,19 @@ def read_header(region: Region) -> Header | None:
 
 
 def write_header(region: Region, header: Header) -> None:
-    """Writes the header of a table."""
+    """Writes the header of a table into a region; raises if an example has too many arrays for the header."""
     text = json.dumps(header).encode()
     data = _MAGIC + len(text).to_bytes(4, "little") + zlib.crc32(text).to_bytes(4, "little") + text
     if len(data) > _HEADER_BYTES:
         raise BatchError(
-            f"A cached example has too many arrays: their description takes {len(data)} bytes of at most "
-            f"{_HEADER_BYTES}. Concatenate some with .map(...)."
+            f"The examples have too many arrays for .cache: a description of the arrays needs {len(data)} bytes, and "
+            f"the limit is {_HEADER_BYTES}. Concatenate some of the arrays with .map(...) before .cache."
         )
     region.view(_HEADER_BYTES)[: len(data)] = data
 
 
 def describe_structure(batch: Any) -> Any:
-    """Returns an example's tuples, dicts, types and shapes in a form that JSON can store."""
+    """Returns the structure of a batch's examples (tuples, dicts, dtypes, shapes) in a form that JSON can store."""
     if isinstance(batch, Mapping):
         return {"dict": [[key, describe_structure(value)] for key, value in batch.items()]}
     if isinstance(batch, tuple):
@@ -156,7 +159,7 @@ def describe_structure(batch: Any) -> Any:
         return {"value": batch}
     raise BatchError(
         f"A cache cannot store {batches.describe(batch)}, because its rows have a fixed size. "
-        "Convert it to arrays of numbers with .map(...) before .cache."
+        "Convert this value to arrays of numbers with .map(...) before .cache."
     )
 
 
@@ -166,7 +169,7 @@ def _compute_mark(columns: Sequence[NDArray[Any]], row: int) -> int:
 
 
 def _build(structure: Any, build_column: Any) -> Any:
-    """Returns a pytree of this structure, with the result of `build_column` for every array."""
+    """Returns a pytree of this structure that has the result of `build_column` in place of each array."""
     ((kind, value),) = structure.items()
     if kind == "dict":
         return {key: _build(part, build_column) for key, part in value}
@@ -176,7 +179,7 @@ def _build(structure: Any, build_column: Any) -> Any:
 
 
 def _compute_layout(structure: Any, num_examples: int) -> tuple[list[int], int]:
-    """Returns the offset of each column, and the total size."""
+    """Returns the byte offset of each column of a table, and the size of the table in bytes."""
     starts = []
     end = _round_up(_HEADER_BYTES + 8 * num_examples)
 

@@ -1,6 +1,6 @@
-"""Class weights: the weight of an example's class, multiplied with its own weight.
+"""Class weights: the weight of each example is multiplied by the weight of its class.
 
-They become example weights while the batch is whole, so every framework supports them, and shards need not know them.
+Class weights are converted to example weights before a batch is split into shards, so every framework supports them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,21 +26,22 @@ class ClassWeights:
     def __init__(self, weights: Mapping[int, float], takes_integers: bool = False) -> None:
         if not isinstance(weights, Mapping) or not weights or not _is_valid(weights):
             raise BatchError(
-                f"class_weight={weights!r} is not a dict of classes and weights. Use for example {{0: 1.0, 1: 5.0}}."
+                f"class_weight={weights!r} must be a dict of class indices and weights. Use for example "
+                f"{{0: 1.0, 1: 5.0}}."
             )
-        self._takes_integers = takes_integers  # as example weights, which elsewhere may as well be an index
+        self._takes_integers = takes_integers  # as example weights; otherwise integers are refused as a possible index
         self._classes = np.array(sorted(weights))
         self._weights = np.array([weights[each] for each in sorted(weights)], "float64")
 
     def __call__(self, *batch: Any) -> tuple[Any, Any, Any]:
-        """Returns (inputs, targets, weights) for (inputs, targets) or (inputs, targets, weights)."""
+        """Returns the batch as (inputs, targets, weights), with the class weights multiplied into the weights."""
         if len(batch) not in (2, 3):
             raise BatchError(
                 f"class_weight needs batches (inputs, targets) or (inputs, targets, weights), not {describe(batch)}. "
-                "Use one of these, or multiply the weights in an objective."
+                "Give such batches, or multiply the loss by the class weights in an objective."
             )
         if not self._takes_integers:
-            split_batch(batch, 'weights.astype("float32")')  # times a class's weight an index is a float, too
+            split_batch(batch, 'weights.astype("float32")')  # checked now: the product with a class weight is a float
         inputs, targets, *own = batch
         class_weights = self._look_up(_read_classes(targets))
         if not own or own[0] is None:
@@ -48,8 +49,9 @@ class ClassWeights:
         weights = np.asarray(own[0])
         if weights.size != len(class_weights):
             raise BatchError(
-                f"class_weight needs one weight per example, but the batch has weights of shape {weights.shape} for "
-                f"{len(class_weights)} examples. Use one weight for each, or leave class_weight out."
+                "class_weight needs one example weight per example, but the batch has weights of shape "
+                f"{weights.shape} for {len(class_weights)} examples. Give one weight for each example, or leave "
+                "class_weight out."
             )
         return inputs, targets, class_weights * weights.reshape(-1)
 
@@ -60,7 +62,7 @@ class ClassWeights:
 
 
 def _is_valid(weights: Mapping[Any, Any]) -> bool:
-    """Returns whether the keys are integers and the values numbers, Python's or numpy's."""
+    """Returns whether all keys are integers and all values are real numbers."""
     return all(isinstance(key, Integral) and isinstance(value, Real) for key, value in weights.items())
 
 
@@ -77,9 +79,9 @@ def _read_classes(targets: Any) -> NDArray[np.int64]:
         return np.asarray(rows.argmax(1), np.int64)
     if rows.shape[1] != 1 or (rows != np.round(rows)).any():
         raise BatchError(
-            "class_weight needs targets of one class each: integers, or one-hot rows. "
-            f"{describe(targets)} has probabilities or several values per example. Use example weights, (inputs, "
-            "targets, weights)."
+            "class_weight needs one class per example as the target: an integer, or a one-hot row. The targets "
+            f"{describe(targets)} are probabilities or have several values per example. Use example weights, (inputs, "
+            "targets, weights), instead."
         )
     return np.asarray(rows[:, 0], np.int64)
 
@@ -87,20 +89,21 @@ def _read_classes(targets: Any) -> NDArray[np.int64]:
 def add_class_weights(
     source: Source, weights: Mapping[int, float] | None, host: Callable[[Any], Any], takes_integers: bool = False
 ) -> Source:
-    """Return the source with class weights; `host` converts the framework's arrays to numpy.
+    """Returns a source of the same batches with class weights added; the source itself if `weights` is None.
 
-    `takes_integers` says that integers as a third entry are example weights, as for a Keras model.
+    `host` converts the framework's arrays to numpy. `takes_integers` says that integers as the third entry of a batch
+    are example weights, as for a Keras model.
     """
     if weights is None:
         return source
     add_weights = ClassWeights(weights, takes_integers)
-    if isinstance(source, PipelineSource):  # computed where the examples are read
+    if isinstance(source, PipelineSource):  # the processes that read the examples compute the weights
         return PipelineSource(source.pipeline.map(add_weights))
     return ClassWeightedSource(source, add_weights, host)
 
 
 class ClassWeightedSource:
-    """Another source's batches, with class weights."""
+    """A source that adds class weights to the batches of another source."""
 
     def __init__(self, source: Source, add_weights: ClassWeights, host: Callable[[Any], Any]) -> None:
         self._source, self._add_weights, self._host = source, add_weights, host
@@ -108,11 +111,11 @@ class ClassWeightedSource:
         self.endless, self.once, self.resumes = source.endless, source.once, source.resumes
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """Yields the batches of the epoch."""
+        """Yields the batches of the epoch with class weights."""
         for batch in self._source.epoch(index, start, state):
             parts = batch if isinstance(batch, tuple) else (batch,)
             yield self._add_weights(*parts[:1], *map(self._host, parts[1:]))
 
     def state(self) -> Any:
-        """Returns the source's own state."""
+        """Returns the state of the other source; class weights have no state."""
         return self._source.state()

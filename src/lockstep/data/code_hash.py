@@ -1,9 +1,9 @@
-"""Hashes Python objects by value: functions with what they use, classes with their methods, objects by their state.
+"""Hashes Python objects by value: functions with everything they use, classes with their methods, objects by state.
 
-The standard library and installed packages count by name and version. Everything else (the script, its own modules) is
-followed: names that a function looks up, closures, defaults, base classes, attributes. Objects count by what they would
-put into a pickle, because a reader process gets only that. Memory addresses, line numbers, the order of sets and
-docstrings of classes do not count, so that the same script has the same hash in every process.
+Of the standard library and of installed packages the name and version are hashed. Everything else (the script, its own
+modules) is followed: names that a function looks up, closures, defaults, base classes, attributes. Of an object, what
+pickle would store is hashed, because a reader process gets only that. Memory addresses, line numbers, the order of sets
+and docstrings of classes are left out, so that the same script has the same hash in every process.
 """
 
 import copyreg
@@ -38,9 +38,9 @@ from lockstep.errors import BatchError
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
 _DESCRIPTORS = (WrapperDescriptorType, MethodDescriptorType, GetSetDescriptorType, MemberDescriptorType)
-# With these a function can use names that do not appear in its code.
+# With these functions, code can use names that do not appear in it.
 _LOOKUPS = ("eval", "exec", "globals", "__import__")
-# What Python or pickle adds to a class.
+# Attributes that Python or pickle adds to a class.
 _GENERATED = {
     *("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__slotnames__", "_abc_impl"),
     *("__abstractmethods__", "__firstlineno__", "__static_attributes__", "__parameters__", "__annotate__"),
@@ -49,17 +49,17 @@ _GENERATED = {
 
 
 class CodeHash:
-    """Computes one hash. `hash_array` returns a text for a numpy array."""
+    """Computes the hash of a Python object and everything it refers to. `hash_array` returns a text for an array."""
 
     def __init__(self, hash_array: Callable[[Any], str]) -> None:
         self._hash_array = hash_array
         self._hashes: dict[int, str] = {}  # by id
-        self._objects: list[Any] = []  # keeps them alive, so that no other object gets the id of one
+        self._objects: list[Any] = []  # the hashed objects, kept alive so that no new object gets the same id
         self._open: dict[int, int] = {}  # objects that are being hashed: id to depth
         self._path: list[str] = []
 
     def hash(self, value: Any, name: str) -> str:
-        """Returns the hash of `value`; `name` describes in errors where it was found."""
+        """Returns the hash of `value`; `name` is what an error calls the value."""
         if isinstance(value, _PLAIN) and type(value) in _PLAIN:
             return f"{type(value).__name__} {value!r}"
         key = id(value)
@@ -163,7 +163,7 @@ class CodeHash:
         return self.hash(module, f"the module {name}")
 
     def _hash_attribute(self, value: Any, name: str, attributes: tuple[str, ...]) -> str:
-        """Hashes the value of a name; of one of the script's own modules only the attribute that is used."""
+        """Hashes the value of a global name; of a module of the script, only the attribute that is used."""
         while isinstance(value, ModuleType):
             if is_installed(value.__name__):
                 if (value.__name__, *attributes[:1]) == ("importlib", "import_module"):
@@ -179,7 +179,7 @@ class CodeHash:
         yield self.hash(value.__self__, f"the object of {value.__func__.__name__}")
 
     def _hash_bound(self, value: Any) -> Iterator[str]:
-        """A method of a built-in object (`table.get`), or a built-in function."""
+        """Hashes a method of a built-in object (`table.get`), or a built-in function."""
         yield value.__name__
         if value.__self__ is None or isinstance(value.__self__, ModuleType):
             yield self._identify_by_name(value)
@@ -197,7 +197,7 @@ class CodeHash:
         yield from self._hash_each((value.fget, value.fset, value.fdel), "a property")
 
     def _hash_wrapped(self, value: Any) -> Iterator[str]:
-        """`staticmethod`, `classmethod`, `functools.lru_cache`."""
+        """Hashes the function inside a `staticmethod`, `classmethod` or `functools.lru_cache`."""
         yield self.hash(value.__wrapped__, "the function in it")
 
     def _hash_cached_property(self, value: Any) -> Iterator[str]:
@@ -225,7 +225,7 @@ class CodeHash:
             yield self.hash(vars(value)[name], f"{value.__qualname__}.{name}")
 
     def _hash_object(self, value: Any) -> Iterator[str]:
-        """Hashes what an object would put into a pickle."""
+        """Hashes what pickle would store of an object."""
         try:
             reducer = copyreg.dispatch_table.get(type(value))
             reduced = reducer(value) if reducer is not None else value.__reduce_ex__(4)
@@ -249,12 +249,12 @@ class CodeHash:
         yield self.hash(None if items is None else list(items), "its items")
 
     def _identify_by_name(self, value: Any, name: str = "") -> str:
-        """Identifies an object of an installed package or a compiled module by its name there."""
+        """Returns the package's version and the object's name, for an object of an installed or compiled module."""
         name = name or str(getattr(value, "__qualname__", None) or getattr(value, "__name__", ""))
         own = getattr(value, "__module__", None)
         if isinstance(value, BuiltinFunctionType):
             return f"{describe_package(own or 'builtins')} {name}"
-        # torch.float32 and numpy's ufuncs do not name their module: it is their type's, or pickle searches for it.
+        # torch.float32 and numpy's ufuncs do not name their module: try the module of their type, then pickle's search.
         searched = pickle.whichmodule(value, name)  # type: ignore[attr-defined]
         for module in (own or type(value).__module__, searched):
             candidate: Any = sys.modules.get(module)

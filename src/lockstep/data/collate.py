@@ -1,6 +1,7 @@
-"""Collation: stacks examples to a batch, and takes examples out of a batch.
+"""Stacks examples into a batch, and selects examples from a batch.
 
-Numbers and arrays are stacked on a new axis 0, strings become a list; tuples and dicts keep their structure.
+Numbers and arrays are stacked along a new axis 0, and strings are collected in a list; tuples and dicts keep their
+structure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from lockstep.errors import BatchError
 
 
 def to_numpy(value: Any) -> Any:
-    """Returns a framework's array as numpy, sharing its memory if possible; anything else unchanged."""
+    """Returns a framework's array as a numpy array, without a copy if possible; any other value unchanged."""
     if hasattr(value, "asnumpy"):  # MXNet; numpy would read it element by element
         return value.asnumpy()
     # Pillow's images have only `__array_interface__`.
@@ -27,13 +28,13 @@ def to_numpy(value: Any) -> Any:
         return np.asarray(value)
     except TypeError as error:
         raise BatchError(
-            f"numpy, which stacks the examples, has no type for {batches.describe(value)}: {error}. "
-            "Convert it to float32 first."
+            f"{batches.describe(value)} cannot be converted to numpy, which stacks the examples: {error}. Convert the "
+            "array to float32 first."
         ) from error
 
 
 def stack(examples: Sequence[Any]) -> Any:
-    """Stacks examples of one structure to a batch.
+    """Returns the examples stacked into a batch; raises BatchError if their structures or shapes differ.
 
     >>> stack([(np.zeros(2), 1, "a"), (np.ones(2), 2, "b")])
     (array([[0., 0.],
@@ -53,13 +54,13 @@ def stack(examples: Sequence[Any]) -> Any:
     if isinstance(arrays[0], np.ndarray | Number | np.generic | list):
         return _stack_arrays(arrays)
     raise BatchError(
-        f"An example contains {batches.describe(first)}, which cannot be stacked. Use arrays, numbers, strings, and "
-        "tuples and dicts of these; convert it with .map(...)."
+        f"An example contains {batches.describe(first)}, which cannot be stacked. Convert the value with .map(...) to "
+        "arrays, numbers, strings, or tuples and dicts of these."
     )
 
 
 def select_example(batch: Any, index: int) -> Any:
-    """Returns one example of a batch.
+    """Returns the example at position `index` of a batch.
 
     >>> select_example((np.arange(4).reshape(2, 2), ["a", "b"]), 1)
     (array([2, 3]), 'b')
@@ -72,7 +73,7 @@ def select_example(batch: Any, index: int) -> Any:
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """Concatenates batches of one structure.
+    """Returns one batch with the examples of several batches, which must have the same structure.
 
     >>> concatenate([(np.arange(2), ["a", "b"]), (np.arange(1), ["c"])])
     (array([0, 1, 0]), ['a', 'b', 'c'])
@@ -89,7 +90,7 @@ def concatenate(parts: Sequence[Any]) -> Any:
 
 
 def copy_arrays(batch: Any) -> Any:
-    """Returns the batch with copies of its numpy arrays."""
+    """Returns a batch with copies of the numpy arrays; all other values are the same objects."""
 
     def copy(value: Any) -> Any:
         if isinstance(value, list):
@@ -100,7 +101,7 @@ def copy_arrays(batch: Any) -> Any:
 
 
 def _is_structure(example: Any) -> bool:
-    """Returns whether this is a list that loaders use as a tuple. A list of numbers is an array instead."""
+    """Returns whether `example` is a list used as a tuple. A list of numbers is stacked like an array instead."""
     return isinstance(example, list) and not all(isinstance(value, Number) for value in example)
 
 
@@ -108,8 +109,8 @@ def _stack_arrays(values: list[Any]) -> Any:
     arrays = [np.asarray(value) for value in values]
     if any(array.dtype.hasobject for array in arrays):
         raise BatchError(
-            f"An example contains {batches.describe(values[0])} with objects as elements, which cannot be stacked. "
-            "Convert them to numbers with .map(...)."
+            f"An example contains {batches.describe(values[0])} whose elements are Python objects, which cannot be "
+            "stacked. Convert the elements to numbers with .map(...)."
         )
     _check(arrays, lambda each: each.shape == arrays[0].shape)
     return np.stack(arrays)
@@ -119,7 +120,7 @@ def _check(examples: Sequence[Any], is_same: Callable[[Any], bool]) -> None:
     for each in examples:
         if not is_same(each):
             raise BatchError(
-                "Examples of different structure or shape cannot be stacked: "
-                f"{batches.describe(examples[0])} and {batches.describe(each)}. "
-                "Cut or pad them to one size with .map(...)."
+                f"Examples of different structure or shape cannot be stacked: {batches.describe(examples[0])} and "
+                f"{batches.describe(each)}. Make the examples equal with .map(...), for example by cutting or padding "
+                "arrays to one size."
             )

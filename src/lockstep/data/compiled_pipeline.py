@@ -1,8 +1,8 @@
-"""A compiled pipeline: its steps split into moves, which choose examples, and stages, which compute them.
+"""A compiled pipeline: its steps, split into moves, which choose examples, and stages, which compute them.
 
-Moves (shuffle, take, repeat) say which example of the input is at which position; stages (map stages and caches) say
-how an example is computed. They are independent of each other, so a cache stores examples by their index, and the order
-changes every epoch no matter whether the shuffle comes before or after it.
+Moves (shuffle, take, repeat) determine which example of the input is at which position. Stages (map stages and caches)
+determine how an example is computed. Moves and stages are independent of each other: a cache stores examples by their
+index, so the order changes in every epoch, whether `.shuffle` comes before or after `.cache`.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from lockstep.core.batches import Rows
 from lockstep.data import cache_identity
 from lockstep.data.cache import Cache
-from lockstep.data.inputs import Arrays, Indexed, Input, compute_checksum
 from lockstep.data.map_stage import Map, MapStage
 from lockstep.data.order import Move, Order, Repeat, Shuffle
+from lockstep.data.pipeline_inputs import Arrays, Indexed, Input, compute_checksum
 from lockstep.errors import BatchError
 
 Indices = NDArray[np.int64]
@@ -27,7 +27,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """Groups examples to batches of `size`, across all devices."""
+    """The `.batch` step of a pipeline: groups examples into batches of `size`, counted over all devices."""
 
     size: int
     drop_last: bool
@@ -35,7 +35,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Prepares `num` batches ahead."""
+    """The `.prefetch` step of a pipeline: prepares the next `num` batches in advance."""
 
     num: int
 
@@ -44,7 +44,10 @@ Step = Move | Map | Cache | Batch | Prefetch
 
 
 class CompiledPipeline:
-    """The parts of a pipeline. A pipeline that is sent to a worker brings `identities`, the hashes of its caches."""
+    """The moves, stages and batches of a pipeline.
+
+    `identities` are the hashes of its caches, which a worker gets with the pipeline because it cannot compute them.
+    """
 
     def __init__(
         self, input: Input, steps: Sequence[Step], workers: int | None, identities: Mapping[int, str] | None = None
@@ -58,18 +61,18 @@ class CompiledPipeline:
         batch_index = next((index for index, step in enumerate(steps) if isinstance(step, Batch)), len(steps))
         self.moves = [step for step in steps[:batch_index] if isinstance(step, Move)]
         self.batch_moves = [step for step in steps[batch_index:] if isinstance(step, Move)]
-        self._identities = dict(identities or {})  # by depth
+        self._identities = dict(identities or {})  # by the index of the cache among the stages
         # The last result of `_get_range`, because every shard of a batch asks for it.
         self._last_range: tuple[tuple[int, int], tuple[int, int, int]] | None = None
 
     @cached_property
     def map_stages(self) -> list[MapStage]:
-        """The stages that run the script's own code."""
+        """The stages that run the script's code."""
         return [stage for stage in self.stages if isinstance(stage, MapStage)]
 
     @cached_property
     def is_read_in_workers(self) -> bool:
-        """Whether each process reads its own shards; otherwise the script's process gathers them for all."""
+        """Whether each process reads the examples of its own shards; otherwise the script's process reads all."""
         return bool(self.stages) or self.input.is_mapped
 
     @cached_property
@@ -80,7 +83,7 @@ class CompiledPipeline:
 
     @cached_property
     def batches(self) -> Order:
-        """The order of batches. If the order of examples is infinite, so are the batch numbers."""
+        """The order of batches, which is infinite if the order of examples is."""
         num = self.examples.num
         size = self.batch.size
         if num is None:
@@ -88,8 +91,8 @@ class CompiledPipeline:
         steps = num // size if self.batch.drop_last else -(-num // size)
         if steps == 0:
             raise BatchError(
-                f"The epoch has no batch: {num} examples are fewer than batch({size}, drop_last=True) needs. "
-                "Use smaller batches, or drop_last=False."
+                f"The epoch has no batch, because .batch({size}, drop_last=True) drops all of its {num} examples. Use "
+                "a smaller batch size, or drop_last=False."
             )
         return Order(steps, self.batch_moves)
 
@@ -99,7 +102,7 @@ class CompiledPipeline:
         return stop - start
 
     def locate(self, pieces: Sequence[Rows]) -> tuple[Indices, Indices]:
-        """Returns the epochs and indices of the pieces' examples, one piece after another."""
+        """Returns the epoch and the index of each example in these pieces, one piece after another."""
         ranges: list[tuple[int, int, int]] = []  # epoch, start and stop; adjacent pieces are merged
         for piece in pieces:
             epoch, first, _ = self._get_range(piece.epoch, piece.batch)
@@ -114,7 +117,7 @@ class CompiledPipeline:
         return epochs, indices
 
     def get_next(self, rows: Rows) -> Rows:
-        """Returns the rows of the same shard of the next batch; after the last batch, of the next epoch's first."""
+        """Returns the rows of the same shard in the next batch, which may be the first batch of the next epoch."""
         is_last = self.batches.num is not None and rows.batch + 1 >= self.batches.num
         epoch, batch = (rows.epoch + 1, 0) if is_last else (rows.epoch, rows.batch + 1)
         num_examples = self.count_examples(epoch, batch)
@@ -132,7 +135,10 @@ class CompiledPipeline:
         return compute_checksum(repr(parts))
 
     def compute_identity(self, depth: int) -> str:
-        """Returns a hash of the data and code below the cache at this depth; its key, if given, replaces the code."""
+        """Returns a hash of the data and the code that come before the cache at index `depth` of the stages.
+
+        If the cache has a key, the key is hashed instead of the functions and the data set.
+        """
         if depth not in self._identities:
             cache = self.stages[depth]
             assert isinstance(cache, Cache)
@@ -148,12 +154,12 @@ class CompiledPipeline:
         return self._identities[depth]
 
     def compute_identities(self) -> dict[int, str]:
-        """Returns the identity of every cache in a file, by its depth."""
+        """Returns the identity of every cache that is stored in a file, by the index of its stage."""
         files = [depth for depth, stage in enumerate(self.stages) if isinstance(stage, Cache) and stage.path]
         return {depth: self.compute_identity(depth) for depth in files}
 
     def _get_range(self, epoch: int, batch: int) -> tuple[int, int, int]:
-        """Returns the epoch of a batch's examples, and the positions at which they start and stop in it."""
+        """Returns the epoch of a batch's examples, and the range (start, stop) of their positions in this epoch."""
         last = self._last_range
         if last is None or last[0] != (epoch, batch):
             self._last_range = last = (epoch, batch), self._compute_range(epoch, batch)
@@ -172,15 +178,15 @@ class CompiledPipeline:
             return 0
         if workers == 0 and self.num_prefetched:
             raise BatchError(
-                "workers=0 and .prefetch exclude each other if Python code computes the examples: the code would run "
-                "in a thread beside training, and both would draw from the same global random number generators. "
-                "Use workers=1 or more, or leave .prefetch out."
+                "workers=0 cannot be used with .prefetch in this pipeline, because Python code computes its examples: "
+                "the code would run in a thread beside training, and both would draw from the same process-wide random "
+                "number generators. Use workers=1 or more, or leave .prefetch out."
             )
         return int(bool(self.num_prefetched)) if workers is None else workers
 
 
 def _split_stages(input: Input, steps: Sequence[Step], seed: int) -> list[MapStage | Cache]:
-    """Returns map stages and caches in order. The first map stage reads the data set, if the input is one."""
+    """Returns the map stages and caches of a pipeline in order; the first map stage also reads a data set."""
     stages: list[MapStage | Cache] = []
     dataset: Any = input.dataset if isinstance(input, Indexed) else None
     maps: list[Map] = []

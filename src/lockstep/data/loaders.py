@@ -1,7 +1,7 @@
-"""Loaders: iterables of whole batches, read in the script's own process.
+"""Sources that read a loader, which is an iterable of whole batches, in the script's process.
 
-A loader with `state_dict` and `load_state_dict` is resumed with these; of any other iterable, the batches before the
-resumed one are read and dropped.
+A resumed run continues a loader with `load_state_dict` if it has this method and `state_dict`; otherwise it reads and
+drops the batches before the one at which it resumes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ _BACKEND_PACKAGES = ("numpy", "torch", "jax", "jaxlib")  # backends convert thes
 
 
 class IterableSource:
-    """Batches of any iterable. A generator can be read only once.
+    """A source that reads the batches of any iterable; a generator can be read only once.
 
     >>> list(IterableSource([np.zeros(2), np.ones(2)]).epoch(0))
     [array([0., 0.]), array([1., 1.])]
@@ -39,17 +39,17 @@ class IterableSource:
         self.num_steps: int | None = length() if length is not None else None
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """Yields the iterable's batches; a generator continues where it stopped."""
+        """Yields the batches of the iterable. A generator continues after the last batch of the previous epoch."""
         batches = map(convert_batch, islice(iter(self._iterable), start, None))
         return check_not_empty(batches, self.once and index > 0, index)
 
     def state(self) -> Any:
-        """Returns None: an iterable has no state."""
+        """Returns None, because an iterable has no state."""
         return None
 
 
 class StatefulSource:
-    """Batches of a loader that can save and load its state."""
+    """A source that reads the batches of a loader which can save and load its state."""
 
     num_examples: int | None = None
     endless = once = False
@@ -63,15 +63,15 @@ class StatefulSource:
             self.num_steps: int | None = len(loader)
         except TypeError:
             self.num_steps = None
-        self._was_loaded = False  # a state was loaded, and no whole epoch has been read since
+        self._was_loaded = False  # whether a state was loaded and no complete epoch has been read since
         self._state_before_load: tuple[Any] | None = None
-        self._state_in_resumed: tuple[Any] | None = None  # after the first batch of the resumed epoch
-        self._is_saved = False  # checkpoints are written: then the state is read before each batch
+        self._state_in_resumed: tuple[Any] | None = None  # the state after the first batch of the resumed epoch
+        self._is_saved = False  # whether checkpoints are written, so that the state is read before each batch
         self._before: Any = None
         self._reading = False
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """Yields the loader's batches. Its random number generators are seeded from (seed, epoch)."""
+        """Yields the loader's batches, with its random number generators seeded from (seed, epoch)."""
         generators = global_rng.seed_loader(self._loader, self._seed, index)
         if state is None:
             batches = self._read(generators, self._begin(generators))
@@ -89,9 +89,10 @@ class StatefulSource:
         return map(convert_batch, self._store_first_state(batches) if start else self._check(generators, batches))
 
     def state(self) -> Any:
-        """Returns the loader's `state_dict`, with tensors as numpy; after a failed read, the one before it.
+        """Returns the loader's `state_dict` with tensors as numpy arrays.
 
-        None if that is not known: then the batches before are read and dropped.
+        If the last read failed, this is the state before the read, or None if that state is not known. A run that
+        resumes with None reads and drops the batches before the one at which it resumes.
         """
         self._is_saved = True
         return self._before if self._reading else self._read_state()
@@ -104,7 +105,10 @@ class StatefulSource:
         return plain_values.to_plain(self._loader.state_dict(), "state_dict()", plain_values.mark_array)
 
     def _read(self, generators: global_rng.SeparateGenerators, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields the batches."""
+        """Yields the batches, reading each with the random number generators `generators`.
+
+        If checkpoints are written, stores the loader's state before each read, which `state` returns if the read fails.
+        """
         iterator = generators.iterate(batches)
         while True:
             self._before = self._read_state() if self._is_saved else None
@@ -116,17 +120,17 @@ class StatefulSource:
             yield batch
 
     def _store_first_state(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields the rest of a resumed epoch, and stores the state after its first batch."""
+        """Yields the remaining batches of a resumed epoch; stores the loader's state after the first of them."""
         for number, batch in enumerate(batches):
             if not number:
                 self._state_in_resumed = (self._read_state(),)
             yield batch
 
     def _check(self, generators: global_rng.SeparateGenerators, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields the first whole epoch after a state was loaded.
+        """Yields the batches of the first complete epoch after a state was loaded.
 
-        Some loaders start every epoch from the loaded state, not only the next one. For these the state before it is
-        loaded again.
+        Some loaders start every later epoch from the loaded state too. Then the state from before it is loaded again,
+        and ExactError is raised if the epoch still does not start at its beginning.
         """
         self._was_loaded = False
         first = next(batches, _END)
@@ -137,22 +141,22 @@ class StatefulSource:
             first = next(batches, _END)
         if self._is_behind(first):
             raise ExactError(
-                "Epochs after the resumed one would be short: the loader starts each of them where the checkpoint was "
-                "saved, even after load_state_dict() with the state from before. "
-                "Let its __iter__ use a loaded state only once, or use a DataLoader."
+                "The epochs after the resumed epoch would be incomplete, because this loader starts each of them at "
+                "the batch where the checkpoint was saved. Change the loader's __iter__ so that a state from "
+                "load_state_dict() is used only once, or use a DataLoader."
             )
         yield first
         yield from batches
 
     def _is_behind(self, first: Any) -> bool:
-        """Returns whether an epoch, of which the first batch was just read, starts where the resumed one started."""
+        """Returns whether this epoch, of which `first` has been read, starts at the batch of the resumed epoch."""
         return first is _END or (
             self._state_in_resumed is not None and _is_equal(self._read_state(), self._state_in_resumed[0])
         )
 
 
 class ForgetfulSource(StatefulSource):
-    """Batches of a loader whose `state_dict` is incomplete, so the batches before are read and dropped."""
+    """A source for a loader whose `state_dict` is incomplete; a resumed run reads and drops the earlier batches."""
 
     resumes = BY_DROPPING
 
@@ -161,7 +165,7 @@ class ForgetfulSource(StatefulSource):
         return super().epoch(index, start)
 
     def state(self) -> Any:
-        """Returns None: the state is incomplete."""
+        """Returns None, because the loader's state is incomplete."""
         return None
 
     def _read_state(self) -> Any:
@@ -169,7 +173,7 @@ class ForgetfulSource(StatefulSource):
 
 
 def open_loader(data: Any, seed: int) -> IterableSource | StatefulSource | None:
-    """Returns the source for an iterable of batches; None for anything else."""
+    """Returns the source for an iterable of batches; None if `data` is not iterable."""
     if not isinstance(data, Iterable) or isinstance(data, str | bytes):
         return None
     if not hasattr(data, "state_dict") or not hasattr(data, "load_state_dict"):
@@ -178,15 +182,15 @@ def open_loader(data: Any, seed: int) -> IterableSource | StatefulSource | None:
         return StatefulSource(data, seed)
     if not huggingface.is_batched(data):
         raise BatchError(
-            "This Hugging Face IterableDataset yields single examples, and an iterable must yield batches. "
-            "Use fit(dataset.batch(32)), or lockstep.data.stream(dataset).batch(32)."
+            "This Hugging Face IterableDataset yields single examples, and fit needs batches. Use "
+            "fit(dataset.batch(32)), or lockstep.data.stream(dataset).batch(32)."
         )
-    # Its state leaves out the examples in a shuffle buffer, and applies to every epoch after it was loaded.
+    # The state of an IterableDataset lacks the examples in a shuffle buffer, and a loaded state affects later epochs.
     return ForgetfulSource(data, seed)
 
 
 def convert_batch(batch: Any) -> Any:
-    """Returns the batch in tuples and dicts, with arrays that no backend converts as numpy."""
+    """Returns the batch with lists converted to tuples, and arrays that no backend can convert as numpy arrays."""
 
     def convert(value: Any) -> Any:
         if not hasattr(value, "__array__") or any(
@@ -195,11 +199,11 @@ def convert_batch(batch: Any) -> Any:
             return value
         return np.asarray(value)
 
-    return batches.transform(batches.top(batch), convert)
+    return batches.transform(batches.restore_tuples(batch), convert)
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Returns whether two plain states are equal, arrays included."""
+    """Returns whether two states, which may contain numpy arrays, are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_is_equal(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -210,7 +214,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def check_not_empty(batches: Iterator[Any], is_second_pass: bool, epoch: int) -> Iterator[Any]:
-    """Yields the batches; raises if there are none because the iterable was read in an earlier epoch."""
+    """Yields the batches; raises BatchError if there are none because an earlier epoch has exhausted the iterable."""
     is_empty = True
     for batch in batches:
         is_empty = False

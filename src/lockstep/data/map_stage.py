@@ -1,8 +1,8 @@
-"""A map stage: the script's own code between the input or a cache and the next cache.
+"""A map stage: the data set and the functions given to `.map`, up to the next cache.
 
-Its result for an example depends on (seed, epoch, index) only. If the code may draw random numbers, all generators of
-the process are seeded from these for each example, and restored. A stage runs in this process or in a reader process,
-with the same bytes.
+The result of a stage for an example depends only on (seed, epoch, index). If the code may draw random numbers, all its
+random number generators are seeded from these for each example, and restored afterwards. A stage gives the same bytes
+in this process and in a reader process.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,39 +23,42 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Map:
-    """A function of one example, or of the arrays of several."""
+    """The `.map` step of a pipeline: a function of one example, or of the arrays of several examples if `batched`."""
 
     function: Callable[..., Any]
     random: bool
     batched: bool
 
     def __call__(self, example: Any) -> Any:
-        """Calls the function; a tuple is passed as several arguments."""
+        """Returns the function's result for an example; a tuple is passed as several arguments."""
         return self.function(*example) if isinstance(example, tuple) else self.function(example)
 
 
 @dataclass(frozen=True, eq=False)
 class MapStage:
-    """Reads examples of a data set, if it starts with one, and runs functions on them."""
+    """Applies functions to examples, which it reads from a data set or gets from the previous stage."""
 
-    dataset: Any  # None: it works on the result of the stage below
+    dataset: Any  # None if the stage gets the examples from the previous stage
     maps: tuple[Map, ...]
     seed: int
-    number: int  # of this stage in its pipeline
-    is_cached: bool  # then no example may depend on the others that are computed with it
+    number: int  # the index of this stage among the map stages of its pipeline
+    is_cached: bool  # whether a cache follows, so that no example may depend on others computed at the same time
 
     @property
     def random(self) -> bool:
-        """Whether its code may draw random numbers."""
+        """Whether the stage's code may draw random numbers."""
         return self.dataset is not None or any(each.random for each in self.maps)
 
     def run(self, below: Any, indices: Indices, epochs: Indices) -> Any:
-        """Returns the batch of these examples; `below` is the batch of the stage below, or a list of examples."""
+        """Returns the batch of the examples with these indices in these epochs, after the stage's functions.
+
+        `below` is the batch, or list, of these examples from the previous stage; unused if this stage reads a data set.
+        """
         missing = framework_hooks.list_missing()
         if not missing:
             return self._run(below, indices, epochs)
         result = self._run(copy_arrays(below), indices, epochs)  # a copy, because functions may write to their input
-        # If the script's code was the first to import a framework, that one's generator was not seeded: run it again.
+        # If the code has now imported a framework, the framework's generator was not seeded: run the code again.
         return result if framework_hooks.list_missing() == missing else self._run(below, indices, epochs)
 
     def _run(self, below: Any, indices: Indices, epochs: Indices) -> Any:
@@ -75,7 +78,7 @@ class MapStage:
     def _compute_examples(
         self, below: Any, indices: Indices, epochs: Indices, group: list[int], isolated: IsolatedGenerators
     ) -> Any:
-        """Returns the batch after all functions of one example."""
+        """Returns the batch of examples, from the data set or `below`, after the functions that take one example."""
         single = [each for each in self.maps if not each.batched]
         if self.dataset is None and not single and not isinstance(below, list):
             return below
@@ -99,15 +102,15 @@ class MapStage:
     def _read_together(
         self, indices: Indices, epochs: Indices, group: list[int], isolated: IsolatedGenerators
     ) -> list[Any]:
-        """Reads several examples with the data set's `__getitems__`; the seed depends on all of them."""
+        """Returns several examples, read by the data set's `__getitems__`; the seed depends on all their indices."""
         wanted = [int(index) for index in indices[group]]
         self._seed(isolated, int(epochs[group[0]]), wanted, 0)
         with _name_failed_examples(indices[group]):
             items = list(self.dataset.__getitems__(wanted))
         if len(items) != len(wanted):
             raise BatchError(
-                f"The data set's __getitems__ returned {len(items)} examples for {len(wanted)} indices. Return one for "
-                "each index."
+                f"The data set's __getitems__ returned {len(items)} examples for {len(wanted)} indices. Return one "
+                "example for each index."
             )
         return items
 
@@ -116,40 +119,41 @@ class MapStage:
             if each.batched:
                 before = isolated.get_states()
                 with _name_failed_examples(indices):
-                    batch = batches.transform(batches.top(each(batch)), to_numpy)
+                    batch = batches.transform(batches.restore_tuples(each(batch)), to_numpy)
                 if isolated.has_changed(before):
                     raise _build_draw_error(indices)
                 if batches.count(batch) != len(indices):
                     raise BatchError(
                         f"A function given to .map after .batch returned {batches.describe(batch)} for {len(indices)} "
-                        "examples. Return as many as it gets, or use .map before .batch."
+                        "examples. Return as many examples as the function was given, or use .map before .batch."
                     )
         return batch
 
     def _seed(self, isolated: IsolatedGenerators, epoch: int, indices: list[int], phase: int) -> None:
         if self.random:
-            # Stages above a cache, and functions after `__getitems__` (phase 1), need seeds of their own.
+            # Stages after a cache, and functions after `__getitems__` (phase 1), need different seeds.
             suffix = [self.number, phase] if self.number or phase else []
             isolated.seed(seeds.derive("example", self.seed, epoch, *indices, *suffix))
 
 
 def _build_draw_error(indices: Indices) -> ExactError:
     return ExactError(
-        f"A function given to .map drew random numbers for one of the {_name_examples(indices)}, from a global "
-        "generator, one that it holds, or a new one without a seed, so its result depends on what was read before. "
-        "Write .map(f, random=True) before .batch: then all of these are seeded for each example."
+        f"A function given to .map drew random numbers while it computed {_name_examples(indices)}, from a "
+        "process-wide random number generator, a generator that the function refers to, or a new generator without a "
+        "seed, so its result depends on which examples were read before. Write .map(f, random=True) before .batch, "
+        "with which all these generators are seeded for each example."
     )
 
 
 @contextmanager
 def _name_failed_examples(indices: Indices) -> Iterator[None]:
-    """Raises ExampleError, which names the examples, if the script's own code fails."""
+    """Raises ExampleError, with the indices of the examples, if the script's code raises inside the block."""
     try:
         yield
     except Exception as error:
         raise ExampleError(
             f"The data set or a function given to .map failed on {_name_examples(indices)}: {type(error).__name__}: "
-            f"{error}. Fix it, or leave such examples out."
+            f"{error}. Fix the code, or leave such examples out."
         ) from error
 
 

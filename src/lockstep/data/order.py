@@ -1,7 +1,7 @@
-"""The order of an epoch: which example of the input is at which position.
+"""Computes the order of an epoch: which example of the input is at which position.
 
-Shuffling, taking and repeating reorder examples without reading them. All of it is arithmetic on positions, so any part
-of any epoch can be computed directly.
+`.shuffle`, `.take` and `.repeat` reorder examples without reading them. This is arithmetic on positions, so any part of
+any epoch can be computed directly.
 """
 
 from collections.abc import Sequence
@@ -17,37 +17,37 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Reorders the examples, differently in every epoch."""
+    """The `.shuffle` step of a pipeline: puts the examples into a different order in every epoch."""
 
     seed: int
 
 
 @dataclass(frozen=True)
 class Take:
-    """Keeps the first `num`."""
+    """The `.take` step of a pipeline: takes the first `num` examples of an epoch."""
 
     num: int
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """Appends the next epoch, without end."""
+    """The `.repeat` step of a pipeline: appends all following epochs, so that the epoch is infinite."""
 
 
 Move = Shuffle | Take | Repeat
 
 
 class Order:
-    """The result of moves on `num` examples, or batches.
+    """The order into which several moves put `num` examples or batches.
 
     >>> Order(3, [Repeat(), Take(5)]).locate(0, 2, 5)
     (array([0, 1, 1]), array([2, 0, 1]))
     """
 
     def __init__(self, num: int, moves: Sequence[Move]) -> None:
-        self.num: int | None = num  # None: infinite
-        self.rounds = 1  # of what is repeated, in one epoch
-        self._moves: list[tuple[Move, int]] = []  # each with the number before it
+        self.num: int | None = num  # None if the order is infinite
+        self.rounds = 1  # how many rounds of the repeated examples an epoch has
+        self._moves: list[tuple[Move, int]] = []  # each move with the number of examples before it
         for index, move in enumerate(moves):
             before = self.num
             if isinstance(move, Take):
@@ -60,9 +60,9 @@ class Order:
                 self._moves.append((move, before))
 
     def locate(self, epoch: int, start: int, stop: int) -> tuple[Indices, Indices]:
-        """Returns the input's epochs and indices for the positions from `start` to `stop` of an epoch."""
+        """Returns the epochs and the input's indices of the examples at positions `start` to `stop` of an epoch."""
         epochs = np.full(stop - start, epoch)
-        indices: Indices | None = None  # None: the range from `start` to `stop` itself
+        indices: Indices | None = None  # None stands for the range from `start` to `stop`
         for move, num in reversed(self._moves):
             if isinstance(move, Repeat):
                 positions = np.arange(start, stop) if indices is None else indices

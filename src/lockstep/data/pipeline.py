@@ -1,7 +1,7 @@
-"""Pipelines: where examples come from and how they are computed, as a value object.
+"""Pipelines: an input with the steps that select, order and compute its examples, as a value object.
 
-Creating one reads nothing, opens nothing and starts nothing. The bytes of an example depend on (seed, epoch, index):
-not on devices, reader processes, or where a run was resumed.
+Creating a pipeline reads no data, opens no files and starts no processes. The bytes of an example depend only on (seed,
+epoch, index), not on devices, reader processes, or the batch at which a run was resumed.
 """
 
 import os
@@ -19,19 +19,20 @@ from lockstep.core.batches import Rows
 from lockstep.data.cache import Cache
 from lockstep.data.collate import select_example
 from lockstep.data.compiled_pipeline import Batch, CompiledPipeline, Prefetch, Step
-from lockstep.data.inputs import Arrays, Indexed, Input, Stream
 from lockstep.data.map_stage import Map
 from lockstep.data.order import Repeat, Shuffle, Take
+from lockstep.data.pipeline_inputs import Arrays, Indexed, Input, Stream
 from lockstep.errors import BatchError
 
-MAX_PREFETCHED = 1000  # batches, which are all computed at once and kept in memory
+MAX_PREFETCHED = 1000  # the limit of .prefetch, because all prefetched batches are in memory at the same time
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pipeline:
-    """An input and the steps applied to it. Created by `arrays`, `indexed` and `stream`; each method returns a new one.
+    """An input with the steps that are applied to it; `arrays`, `indexed` and `stream` create a pipeline.
 
-    Iterating yields the batches of epoch 0, or its examples if there is no `.batch`.
+    Each method returns a new pipeline with one more step. Iterating over a pipeline yields the batches of epoch 0, or
+    its examples if there is no `.batch` step.
 
     >>> import numpy as np
     >>> numbers = arrays(np.arange(6)).shuffle(seed=1).map(lambda number: number * 10).batch(4)
@@ -44,49 +45,55 @@ class Pipeline:
     workers: int | None = None
 
     def shuffle(self, seed: int = 0) -> "Pipeline":
-        """Shuffles the examples, in another order each epoch, which depends on (seed, epoch)."""
+        """Shuffles the examples; the order depends on (seed, epoch), so it is different in every epoch."""
         if isinstance(self.input, Stream):
-            raise BatchError("A stream has no index to shuffle by. Use lockstep.data.indexed, or shuffle the iterable.")
+            raise BatchError(
+                "A stream has no index, so .shuffle is not supported. Use lockstep.data.indexed, or shuffle the "
+                "iterable yourself."
+            )
         if self.batched or self._has(Repeat):
             before = ".batch" if self.batched else ".repeat"
-            raise BatchError(f".shuffle after {before} is not supported. Write it before {before}.")
+            raise BatchError(f".shuffle after {before} is not supported. Put .shuffle before {before}.")
         return self._with(Shuffle(_check_integer("seed", seed, None)))
 
     def map(self, f: Callable[..., Any], random: bool = False, workers: int | None = None) -> "Pipeline":
         """Applies `f` to every example; a tuple is passed as several arguments, `f(x, y)`.
 
-        With `random=True` the global random number generators of Python, numpy and torch are seeded
-        for each example from (seed, epoch, index). After `.batch`, `f` gets arrays of
-        several examples at once and must compute each independently. `workers` is the number
-        of reader processes on the host.
+        With `random=True` the random number generators that `f` uses (the process-wide generators of Python, numpy and
+        imported frameworks, and its own) are seeded from (seed, epoch, index) for each example. After `.batch`, `f`
+        gets the arrays of several examples at once, and must compute each example independently of the others.
+        `workers` is the number of reader processes on the host.
         """
         if not callable(f):
             raise BatchError(f".map needs a function, not {show(f)}. Use for example .map(lambda x, y: (2 * x, y)).")
         if check_flag("random", random, BatchError) and self.batched:
             raise BatchError(
-                ".map(f, random=True) after .batch is not supported: random numbers are seeded for each example. "
-                "Write it before .batch."
+                ".map(f, random=True) after .batch is not supported, because random numbers are seeded for each "
+                "example. Put this .map before .batch."
             )
         return self._with(Map(f, random, self.batched), workers)
 
     def batch(self, n: int, drop_last: bool = False) -> "Pipeline":
-        """Groups examples to batches of `n`, across all devices; the last one may be smaller."""
+        """Groups examples into batches of `n` examples, counted over all devices.
+
+        The last batch of an epoch may be smaller; `drop_last=True` leaves it out.
+        """
         if self.batched:
-            raise BatchError(f".batch({n}) after .batch is not supported. Leave one of them out.")
+            raise BatchError(f".batch({n}) after .batch is not supported. Leave one of the two out.")
         return self._with(Batch(_check_integer("batch", n, 1), check_flag("drop_last", drop_last, BatchError)))
 
     def cache(self, path: str | os.PathLike[str] | None = None, key: str | None = None) -> "Pipeline":
-        """Stores each example of epoch 0, in memory or in a file that later runs read.
+        """Stores each example of epoch 0 in memory, or in the file `path`, which later runs read.
 
-        The file is computed again if the data or the code below it has changed: arrays, functions, and the objects,
-        modules and global names that these use. An object that cannot be compared raises. With `key` the data set and
-        functions are not compared: the file belongs to the key, and you change the key after every change. Files that
+        The file is computed again if the data or the code before this step has changed: arrays, functions, and the
+        objects, modules and global names that these use. An object that cannot be compared raises BatchError. With
+        `key` the data set and the functions are not compared; change the key after every change of them. Files that
         your code opens are never compared, so put their version into the key.
         """
         if key is not None and (path is None or not isinstance(key, str)):
             raise BatchError(
-                f".cache({path!r}, key={key!r}) needs a path and a string as key, or neither. "
-                'Use .cache(path, key="1").'
+                f"The key of a cache must be a string and needs a path. Got .cache({path!r}, key={key!r}). Use "
+                '.cache(), .cache(path), or .cache(path, key="1").'
             )
         if isinstance(self.input, Stream):
             raise BatchError("A stream has no length, so it cannot be cached. Use lockstep.data.indexed.")
@@ -98,13 +105,16 @@ class Pipeline:
         return self._with(Prefetch(_check_integer("prefetch", n, 1, MAX_PREFETCHED)))
 
     def repeat(self) -> "Pipeline":
-        """Repeats the epochs without end."""
+        """Appends all following epochs to an epoch, so that the epoch is infinite."""
         if self._has(Repeat):
-            raise BatchError(".repeat twice is not supported: one repeats without end. Leave one of them out.")
+            raise BatchError(
+                ".repeat twice is not supported, because one .repeat already repeats without end. Leave one of the "
+                "two out."
+            )
         return self._with(Repeat())
 
     def take(self, n: int) -> "Pipeline":
-        """Keeps the first `n` examples of an epoch, or after `.batch` its first `n` batches."""
+        """Takes the first `n` examples of an epoch, or, after `.batch`, the first `n` batches."""
         return self._with(Take(_check_integer("take", n, 1)))
 
     def __iter__(self) -> Iterator[Any]:
@@ -112,13 +122,13 @@ class Pipeline:
         return _iterate(self)
 
     def __repr__(self) -> str:
-        """Names the input and the steps."""
+        """Returns the names of the input and the steps."""
         names = [type(self.input).__name__.lower(), *(type(step).__name__.lower() for step in self.steps)]
         return f"<lockstep.data {'.'.join(names)}>"
 
     @property
     def batched(self) -> bool:
-        """Whether it has a `.batch` step."""
+        """Whether the pipeline has a `.batch` step."""
         return self._has(Batch)
 
     @cached_property
@@ -140,15 +150,15 @@ class Pipeline:
         return replace(self, steps=(*self.steps, step), workers=self.workers if workers is None else workers)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the fields and the caches' identities, because only the script's process can hash its code."""
+        """Returns the fields and the caches' identities, because other processes cannot hash the script's code."""
         identities = self.compiled.compute_identities()
         return {"input": self.input, "steps": self.steps, "workers": self.workers, "identities": identities}
 
 
 def arrays(*pytree: Any) -> Pipeline:
-    """Creates a pipeline from arrays: numpy's, mapped files, paths of `.npy` files (which are mapped), or pytrees.
+    """Returns a pipeline over a pytree of arrays; `arrays(x, y)` is the same as `arrays((x, y))`.
 
-    Several arguments are a tuple, `arrays(x, y)`.
+    An array may be an array of numpy or a framework, a mapped file, or the path of a `.npy` file, which is then mapped.
 
     >>> import numpy as np
     >>> next(iter(arrays(np.zeros((5, 2)), np.arange(5)).batch(2)))
@@ -165,41 +175,49 @@ def arrays(*pytree: Any) -> Pipeline:
 
 
 def indexed(dataset: Any, workers: int | None = None) -> Pipeline:
-    """Creates a pipeline from an object with `__len__` and `__getitem__`; its `__getitems__` is used if it has one.
+    """Returns a pipeline over an object with `__len__` and `__getitem__`; uses its `__getitems__` if there is one.
 
     >>> list(indexed(["a", "b", "c"]).batch(2))
     [['a', 'b'], ['c']]
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise BatchError(
-            f"lockstep.data.indexed needs __len__ and __getitem__, and {type(dataset).__name__} lacks them. "
-            "Define them, or use lockstep.data.stream for examples without an index."
+            f"lockstep.data.indexed needs an object with __len__ and __getitem__, but {type(dataset).__name__} does "
+            "not have both methods. Define both, or use lockstep.data.stream for examples without an index."
         )
     return Pipeline(Indexed(dataset), workers=None if workers is None else _check_integer("workers", workers, 0))
 
 
 def stream(iterable: Iterable[Any]) -> Pipeline:
-    """Creates a pipeline from an iterable of examples, which is read in the script's own process.
+    """Returns a pipeline over an iterable of examples, which is read in the script's process.
 
     >>> list(stream(range(5)).map(lambda number: number + 1).batch(2))
     [array([1, 2]), array([3, 4]), array([5])]
     """
     if not isinstance(iterable, Iterable) or getattr(iterable, "shape", None) == ():
-        raise BatchError(f"{show(iterable)} is not iterable. Use a generator, or an object with __iter__.")
+        raise BatchError(
+            f"lockstep.data.stream needs an iterable. Got {show(iterable)}. Use a list, a generator, or an object with "
+            "__iter__."
+        )
     return Pipeline(Stream(iterable))
 
 
 def _check_integer(name: str, value: Any, least: int | None, most: int | None = None) -> int:
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if not is_integer or (least is not None and value < least) or (most is not None and value > most):
-        rule = "an integer" if least is None else f"an integer from {least} {'on' if most is None else f'to {most}'}"
-        raise BatchError(f"{name}={show(value)} is not {rule}. Use for example {name}={max(least or 0, 1)}.")
+        bounds = "" if least is None else f", {least} or more" if most is None else f" from {least} to {most}"
+        raise BatchError(
+            f"{name}={show(value)} must be an integer{bounds}. Use for example {name}={max(least or 0, 1)}."
+        )
     number: int = value
     return number
 
 
 def _iterate(pipeline: Pipeline) -> Iterator[Any]:
-    """Yields the batches of epoch 0, or its examples; closes the threads and processes at the end."""
+    """Yields the first epoch's batches, or its examples if the pipeline has no `.batch`, for `iter(pipeline)`.
+
+    Ends the threads and processes that read them, also if the iteration is not finished.
+    """
     # Imported here, because these modules start processes, and creating a pipeline should not need them.
     from lockstep.data.reader import PipelineReader
     from lockstep.data.streaming import StreamReader

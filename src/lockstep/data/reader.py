@@ -1,7 +1,7 @@
-"""Readers, which turn rows of a pipeline into arrays, in one process.
+"""Readers, which compute the examples to which the `Rows` of a pipeline refer, in one process.
 
-With `.prefetch` a reader also starts what it expects to be asked for next: the same shard of the next batch. A wrong
-guess costs time and nothing else. Arrays are gathered in a thread; the script's own code runs in this process or in
+With `.prefetch` a reader also starts to compute the rows that will probably be read next: the same shards of the next
+batches. A wrong guess only costs time. Arrays are gathered in a thread; the script's code runs in this process or in
 reader processes.
 """
 
@@ -18,17 +18,20 @@ from lockstep.core import batches, plan
 from lockstep.core.batches import Rows
 from lockstep.data.cache import Cache, Examples
 from lockstep.data.compiled_pipeline import CompiledPipeline
-from lockstep.data.inputs import Arrays
 from lockstep.data.map_stage import MapStage
+from lockstep.data.pipeline_inputs import Arrays
 from lockstep.data.reader_processes import ReaderPool
 from lockstep.errors import WorkerError
 
 Indices = NDArray[np.int64]
-Unit = tuple[Rows, ...]  # pieces that are computed together
+Unit = tuple[Rows, ...]  # rows that are computed together
 
 
 class PipelineReader:
-    """Reads one pipeline. `place` is this process's index, and the number of processes, on its host."""
+    """Reads the examples of one pipeline. `place` is (index of this process on its host, number of processes there).
+
+    `stage` is applied to each batch that is read, for example to copy it to a device.
+    """
 
     def __init__(
         self,
@@ -39,39 +42,41 @@ class PipelineReader:
         index, count = place
         self._pipeline = pipeline
         self._stage = stage
-        # The workers of a host share the reader processes that `workers=` asks for, with at least one each.
+        # The processes of a host share the number of reader processes given as `workers=`, with at least one each.
         self._num_workers = max(1, plan.sizes(pipeline.workers, count)[index]) if pipeline.workers else 0
         self._lock = threading.Lock()
         has_threads = self._num_workers or pipeline.num_prefetched
         self._threads = _Threads(max(1, self._num_workers)) if has_threads else None
-        self._started: dict[Unit, Future[list[Any]]] = {}  # prefetched
+        self._started: dict[Unit, Future[list[Any]]] = {}  # the prefetched units
         self._pool: ReaderPool | None = None
         self._finalizer = weakref.finalize(self, _Threads.close, self._threads) if self._threads else None
 
     def read(self, pieces: Sequence[Rows]) -> list[Any]:
-        """Returns the arrays of each piece."""
+        """Returns the batch of each piece, and starts to prefetch the next pieces."""
         keys = tuple(_remove_pipeline(piece) for piece in pieces)
         if self._threads is None:
             return self._compute(keys)
-        # With several reader processes each piece is a unit of its own, so that they work at the same time.
+        # With several reader processes each piece is a separate unit, so that the processes work at the same time.
         units = [(key,) for key in keys] if self._num_workers > 1 else [keys]
         futures = [self._start(unit, self._started) for unit in units]
         self._prefetch(units)
         return [piece for future in futures for piece in future.result()]
 
     def close(self) -> None:
-        """Ends threads and reader processes. Idempotent."""
+        """Ends the threads and reader processes. May be called again."""
         for future in self._started.values():
             future.cancel()
         self._started = {}
-        if self._finalizer is not None:
-            self._finalizer()
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        try:
+            if self._finalizer is not None:
+                self._finalizer()
+        finally:  # also if Ctrl-C ends the wait for the threads, which run the script's code
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
 
     def run(self, number: int, below: Any, indices: Indices, epochs: Indices) -> Any:
-        """Runs the map stage with this number on the result below it, in a reader process if there are any."""
+        """Runs the map stage with this number on the result of the stage below, in a reader process if possible."""
         if not self._num_workers:
             return self._pipeline.map_stages[number].run(below, indices, epochs)
         with self._lock:
@@ -88,21 +93,21 @@ class PipelineReader:
             raise
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        """Calls the function in a thread of this reader."""
+        """Calls the function in a thread of this reader, and returns the future of its result."""
         assert self._threads is not None
         return self._threads.submit(function, *arguments)
 
     @property
     def has_threads(self) -> bool:
-        """Whether `submit` can be used."""
+        """Whether `.prefetch` has given this reader threads, which `submit` needs."""
         return self._threads is not None
 
     def _start(self, unit: Unit, started: "dict[Unit, Future[list[Any]]]") -> "Future[list[Any]]":
-        """Removes and returns the unit's future if it was prefetched; otherwise starts it."""
+        """Returns the future of a unit: takes it out of `started`, or, if it is not there, starts to compute it."""
         return started.pop(unit) if unit in started else self.submit(self._compute, unit)
 
     def _prefetch(self, units: Sequence[Unit]) -> None:
-        """Starts the next units, and cancels those that were guessed wrong."""
+        """Starts to compute the units that come next, and cancels prefetched units that are not among these."""
         old, self._started = self._started, {}
         for _ in range(self._pipeline.num_prefetched):
             units = [tuple(self._pipeline.get_next(piece) for piece in unit) for unit in units]
@@ -113,9 +118,10 @@ class PipelineReader:
             future.cancel()
 
     def _compute(self, pieces: Unit) -> list[Any]:
-        """Returns the pieces. All stages but the last map stage run once for all of them.
+        """Returns the batches of the pieces.
 
-        The last one runs on each piece by itself, because functions after `.batch` get whole shards.
+        The last map stage runs for each piece separately, because a function after `.batch` gets a whole shard. The
+        stages before it run once for all pieces.
         """
         stages = self._pipeline.stages
         top = stages[-1] if stages and isinstance(stages[-1], MapStage) else None
@@ -133,7 +139,7 @@ class PipelineReader:
         return result
 
     def _compute_stages(self, depth: int, epochs: Indices, indices: Indices) -> Any:
-        """Returns the batch after the first `depth` stages."""
+        """Returns the batch of these examples after the first `depth` stages."""
         if depth == 0:
             input = self._pipeline.input
             return input.gather(indices) if isinstance(input, Arrays) else None
@@ -156,8 +162,8 @@ _Open = weakref.WeakKeyDictionary[Any, tuple[PipelineReader, "weakref.finalize[.
 class Readers:
     """The readers of one process, one for each pipeline.
 
-    A reader is opened with the first rows of its pipeline, and closed when the pipeline is garbage-collected, or with
-    `close`.
+    A reader is created when the first rows of its pipeline are read. It is closed when the pipeline is
+    garbage-collected, or by `close`.
     """
 
     def __init__(self, stage: Callable[[Any], Any] = lambda piece: piece, place: tuple[int, int] = (0, 1)) -> None:
@@ -167,7 +173,7 @@ class Readers:
         weakref.finalize(self, _close_all, self._open)
 
     def read(self, pieces: Sequence[Rows]) -> list[Any]:
-        """Returns the arrays of each piece; all pieces are of one pipeline."""
+        """Returns the batch of each piece; all pieces must be of one pipeline."""
         pipeline = pieces[0].pipeline
         if pipeline not in self._open:
             reader = PipelineReader(pipeline.compiled, self._stage, self._place)
@@ -175,7 +181,7 @@ class Readers:
         return self._open[pipeline][0].read(pieces)
 
     def close(self) -> None:
-        """Closes every reader. Idempotent; a later read opens a new one."""
+        """Closes every reader. May be called again; a later `read` creates a new reader."""
         _close_all(self._open)
 
 
@@ -186,7 +192,7 @@ def _close_all(readers: _Open) -> None:
 
 
 class _Threads:
-    """A thread pool that can be closed from any thread, also from one of its own."""
+    """A thread pool that any thread can close, including the threads of the pool."""
 
     def __init__(self, count: int) -> None:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="lockstep-reader")
@@ -195,7 +201,7 @@ class _Threads:
         return self._executor.submit(function, *arguments)
 
     def close(self) -> None:
-        # The garbage collector may call this in one of the pool's threads, which cannot wait for itself.
+        # The garbage collector may call this in a thread of the pool, which cannot wait for itself.
         is_own = threading.current_thread() in self._executor._threads
         self._executor.shutdown(wait=not is_own, cancel_futures=True)
 

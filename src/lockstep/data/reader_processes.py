@@ -1,7 +1,7 @@
-"""Reader processes, which run the script's own code for the examples while training computes.
+"""Reader processes, which run the script's code for the examples while training computes.
 
-They are new interpreters, never forks. The input and result of a map stage go through shared memory. A thread that asks
-for examples waits for a free reader process.
+Reader processes are new interpreters, not forks. The input and the result of a map stage are passed through shared
+memory. A thread that asks for examples waits until a reader process is free.
 """
 
 import functools
@@ -9,7 +9,6 @@ import queue
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +25,7 @@ Indices = NDArray[np.int64]
 
 
 class ReaderPool:
-    """Reader processes for the map stages of one pipeline."""
+    """The reader processes that run the map stages of one pipeline."""
 
     def __init__(self, stages: Sequence[MapStage], count: int) -> None:
         try:
@@ -41,11 +40,11 @@ class ReaderPool:
         self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
         try:
             message = pack_pipeline(list(stages), shared)
-            self._workers = WorkerPool([f"reader {index}" for index in range(count)], share=descriptors)
-            entries = (functools.partial(serve, message, shared.descriptor, own.descriptor) for own in self._regions)
-            self._workers.start(cloudpickle.dumps(entry) for entry in entries)
-            for index in range(count):
-                self._workers.receive(index)  # it has unpacked the stages; after all have, `shared` can be closed
+            self._pool = WorkerPool(share=descriptors)
+            entries = [functools.partial(serve, message, shared.descriptor, own.descriptor) for own in self._regions]
+            self._readers = [self._pool.start(f"reader {index}", entry) for index, entry in enumerate(entries)]
+            for index, reader in enumerate(self._readers):
+                reader.receive()  # it has unpacked the stages; after all have, `shared` can be closed
                 self._idle.put(index)
         except BaseException:
             self.close()
@@ -54,46 +53,51 @@ class ReaderPool:
             shared.close()
 
     def run(self, number: int, below: Any, indices: Indices, epochs: Indices) -> Any:
-        """Runs `MapStage.run` of the stage with this number in a free reader process."""
+        """Returns the result of `MapStage.run` of the stage with this number, run in a free reader process."""
         index = self._idle.get()
-        region = self._regions[index]
+        region, reader = self._regions[index], self._readers[index]
         try:
             (message,) = shm.pack([(number, below, indices, epochs)], region)
-            self._workers.send(index, message)
+            reader.send(message)
             # A copy, because the next call overwrites the region.
-            return copy_arrays(shm.unpack(self._workers.receive(index), region))
+            return copy_arrays(shm.unpack(reader.receive(), region))
         finally:
             self._idle.put(index)
 
+    @property
+    def pids(self) -> list[int | None]:
+        """The reader processes' ids, in order."""
+        return [reader.pid for reader in self._readers]
+
     def close(self) -> None:
         """Ends the reader processes."""
-        if hasattr(self, "_workers"):
-            self._workers.close()
+        if hasattr(self, "_pool"):
+            self._pool.close()
         for region in self._regions:
             region.close()
 
 
 def pack_pipeline(value: Any, region: Region) -> bytes:
-    """Packs a pipeline, or the stages of one, for another process."""
+    """Returns a message with a pipeline, or a pipeline's stages, for another process; the region gets the arrays."""
     try:
         (message,) = shm.pack([value], region)
     except BatchError as error:
         cause = error.__cause__ or error
         raise BatchError(
-            f"The data set or a function given to .map cannot be pickled, so it cannot be sent to the processes that "
-            f"read: {cause}. Open files in __getitem__ rather than in __init__, or use a DataLoader, which is read in "
-            "the script's own process."
+            "The data set or a function given to .map cannot be pickled, so it cannot be sent to other processes, "
+            f"which read the examples: {cause}. Open files in __getitem__ rather than in __init__, or use a "
+            "DataLoader, which is read in the script's process."
         ) from error
     return message
 
 
 def serve(message: bytes, shared: int, own: int, channel: Channel) -> NoReturn:
-    """The main loop of a reader process."""
+    """Runs the loop of a reader process: runs the map stage that each message asks for, until the channel closes."""
     region = Region(shared)
     stages: list[MapStage] = shm.unpack_private(message, region)
     region.close()
     examples = Region(own)
-    for hooks in framework_hooks.list_imported():  # by unpickling the stages
+    for hooks in framework_hooks.list_imported():  # the frameworks that unpickling the stages has imported
         hooks.set_num_threads(1)
     channel.send(b"")
     while True:

@@ -1,6 +1,6 @@
-"""Sources: the batches of an epoch, the same for any number of devices.
+"""Sources: the batches of every epoch, which are the same for any number of devices.
 
-A source gives whole batches, or `Rows` that refer to the examples of a batch. The order of the examples is a pure
+A source yields whole batches, or `Rows` that refer to the examples of a batch. The order of the examples is a pure
 function of (seed, epoch), so an epoch can be read again from any batch.
 """
 
@@ -13,10 +13,10 @@ from lockstep.core import batches
 from lockstep.core.arguments import check_flag
 from lockstep.core.permutation import order
 from lockstep.data import loaders
-from lockstep.data.inputs import Stream
 from lockstep.data.loaders import IterableSource
 from lockstep.data.order import Repeat, Take
 from lockstep.data.pipeline import Pipeline, indexed
+from lockstep.data.pipeline_inputs import Stream
 from lockstep.data.streaming import StreamReader
 from lockstep.errors import BatchError
 
@@ -24,28 +24,28 @@ AT_ONCE = "at once"
 
 
 class Source(Protocol):
-    """The batches of every epoch."""
+    """Protocol of an object that yields the batches of every epoch."""
 
     num_examples: int | None
     num_steps: int | None
     batch_size: int | None
-    endless: bool  # it has one infinite epoch
-    once: bool  # it can be read only once
-    resumes: str  # how it gets to a batch in the middle of an epoch, for the user
+    endless: bool  # whether the source has one infinite epoch
+    once: bool  # whether the source can be read only once, as a generator
+    resumes: str  # a text for the user: how a resumed run gets to a batch in the middle of an epoch
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
         """Yields the batches of epoch `index` from batch number `start` on.
 
-        `state` is what `state()` returned when that many had been read. An infinite source has only epoch 0, and
-        `start` counts from its first batch.
+        `state` is what `state()` returned after `start` batches had been read. An infinite source has only epoch 0,
+        and `start` is counted from its first batch.
         """
 
     def state(self) -> Any:
-        """Returns the loader's own state after the last batch that was yielded; None if it has none."""
+        """Returns the state of the loader after the last batch that was yielded; None if the source has no state."""
 
 
 class ArraySource:
-    """Batches of arrays in memory, gathered by index.
+    """A source of batches that are gathered by index from arrays in memory.
 
     >>> import numpy as np
     >>> source = ArraySource((np.arange(5), np.arange(5) * 10), batch_size=2, shuffle=False, seed=0)
@@ -65,7 +65,7 @@ class ArraySource:
         self.num_steps: int | None = -(-self.num_examples // batch_size)
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """Yields the batches of the epoch, in the order of (seed, epoch) if shuffled."""
+        """Yields the batches of the epoch; with shuffling, their order depends on (seed, epoch)."""
         assert self.num_examples is not None
         assert self.batch_size is not None
         permutation = order(self._seed, index, self.num_examples) if self._shuffle else None
@@ -75,15 +75,15 @@ class ArraySource:
             yield batches.select(self._arrays, selection)
 
     def state(self) -> Any:
-        """Returns None: arrays have no state."""
+        """Returns None, because arrays have no state."""
         return None
 
 
 class PipelineSource:
-    """Batches of a pipeline whose examples have an index, as `Rows`.
+    """A source that yields the batches of a pipeline as `Rows`; the pipeline's examples must have an index.
 
-    The rows refer to a copy of the pipeline that lives as long as the source, and readers and workers are opened per
-    copy. So each source reads the script's data as it is when the source is created.
+    Each source has its own copy of the pipeline, to which its rows refer, and the readers of this copy are closed with
+    the source. So a source reads the script's data as it is when the source is created.
 
     >>> from lockstep.data import arrays
     >>> import numpy as np
@@ -108,18 +108,18 @@ class PipelineSource:
             )
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """Yields references to the epoch's batches; the process that computes a shard reads it."""
+        """Yields references to the epoch's batches; each process reads the examples of its own shards."""
         compiled = self.pipeline.compiled
         for number in count(start) if self.num_steps is None else range(start, self.num_steps):
             yield batches.Rows(self.pipeline, index, number, compiled.count_examples(index, number))
 
     def state(self) -> Any:
-        """Returns None: the number of the batch is enough."""
+        """Returns None, because the number of a batch is enough to continue after it."""
         return None
 
 
 class StreamSource:
-    """Batches of a pipeline over a stream, read in this process."""
+    """A source of the batches of a pipeline over a stream, which is read in this process."""
 
     num_examples: int | None = None
     num_steps: int | None = None
@@ -136,11 +136,11 @@ class StreamSource:
         self._reader = StreamReader(compiled, seed)
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """Yields the stream's batches."""
+        """Yields the batches of the stream from batch `start` on."""
         return loaders.check_not_empty(self._reader.epoch(index, start), self.once and index > 0, index)
 
     def state(self) -> Any:
-        """Returns None: a stream has no state."""
+        """Returns None, because a stream has no state."""
         return None
 
 
@@ -150,7 +150,8 @@ def open_source(data: Any, batch_size: int, shuffle: bool, seed: int) -> Source:
     if isinstance(data, Pipeline):
         pipeline = data if data.batched else data.batch(batch_size)
         return StreamSource(pipeline, seed) if isinstance(data.input, Stream) else PipelineSource(pipeline)
-    if isinstance(data, dict | tuple) or batches.is_array(data):
+    reads_examples = hasattr(data, "__getitems__")  # Hugging Face's data sets have a shape, too
+    if isinstance(data, dict | tuple) or (batches.is_array(data) and not reads_examples):
         return ArraySource(data, batch_size, shuffle, seed)
     if _is_data_set(data) and getattr(data, "shape", None) != ():  # an array without axes has no examples
         examples = indexed(data)
@@ -159,13 +160,13 @@ def open_source(data: Any, batch_size: int, shuffle: bool, seed: int) -> Source:
     if source is not None:
         return source
     raise BatchError(
-        f"{batches.describe(data)} is not usable as data. Use (inputs, targets), a pytree of arrays, a data set, a "
-        "loader or an iterable of batches, e.g. fit((x, y), ...)."
+        "Data must be (inputs, targets), a pytree of arrays, a data set, a loader or an iterable of batches. Got "
+        f"{batches.describe(data)}. Use for example fit((x, y), ...)."
     )
 
 
 def _is_data_set(data: Any) -> bool:
-    """Returns whether this has examples by index. An iterable without `__getitems__` is taken to have batches."""
+    """Returns whether `data` has examples by index. An iterable without `__getitems__` is assumed to have batches."""
     has_index = hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, str | bytes)
     return has_index and (not hasattr(data, "__iter__") or hasattr(data, "__getitems__"))
 
@@ -176,7 +177,9 @@ def read_batches(source: Source, steps: int) -> list[Any]:
     for epoch in count():
         more = list(islice(source.epoch(epoch), steps - len(result)))
         if not more:
-            raise BatchError(f"Epoch {epoch + 1} of the data has no batch. Use data with at least one example.")
+            raise BatchError(
+                f"Epoch {epoch + 1} of the data has no batch. Use data with at least one example in every epoch."
+            )
         result += more
         if len(result) == steps:
             break

@@ -1,6 +1,6 @@
-"""Streams: batches from an iterable that has no index, read in the script's own process.
+"""Reads the batches of a pipeline over a stream, which is an iterable without an index, in the script's process.
 
-The examples are read one after another by the thread that asks for the batches; map stages may run in reader processes.
+The thread that asks for the batches reads the examples one after another; map stages may run in reader processes.
 """
 
 from collections import deque
@@ -16,8 +16,8 @@ from lockstep.core.global_rng import SeparateGenerators
 from lockstep.core.local_rng import iterate_separately, seed_generators
 from lockstep.data.collate import stack
 from lockstep.data.compiled_pipeline import CompiledPipeline
-from lockstep.data.inputs import Stream
 from lockstep.data.order import Move, Order, Repeat, Take
+from lockstep.data.pipeline_inputs import Stream
 from lockstep.data.reader import PipelineReader
 from lockstep.errors import BatchError
 
@@ -26,7 +26,7 @@ ReadEpoch = Callable[[int], Iterator[Any]]  # returns the items of an epoch
 
 
 class StreamReader:
-    """Reads the batches of a stream."""
+    """Reads the batches of a pipeline over a stream."""
 
     def __init__(self, pipeline: CompiledPipeline, seed: int = 0) -> None:
         self._pipeline = pipeline
@@ -35,9 +35,9 @@ class StreamReader:
         self._read_groups = _build_groups(pipeline)
 
     def epoch(self, index: int, start: int) -> Iterator[Any]:
-        """Yields the batches of an epoch; those before `start` are read and dropped.
+        """Yields the batches of an epoch from batch `start` on; reads and drops the batches before it.
 
-        Random numbers that the stream draws depend on (seed, epoch), so a resumed epoch has the same examples.
+        The random numbers that the stream draws depend on (seed, epoch), so a resumed epoch has the same examples.
         """
         assert isinstance(self._pipeline.input, Stream)
         seed = seeds.derive("stream", self._seed, index)
@@ -90,7 +90,7 @@ def _build_groups(pipeline: CompiledPipeline) -> ReadEpoch:
 
 
 def _apply_moves(read: ReadEpoch, moves: Sequence[Move], rounds: int) -> ReadEpoch:
-    """Returns `read` with takes and repeats. An epoch that repeats has `rounds` epochs of the original."""
+    """Returns `read` with takes and repeats applied. A repeated epoch consists of `rounds` epochs of `read`."""
     for move in moves:
         if isinstance(move, Take):
             read = _take(read, move.num)
@@ -110,10 +110,17 @@ def _repeat(read: ReadEpoch, rounds: int) -> ReadEpoch:
             for each in read(number):
                 is_empty = False
                 yield each
+            if is_empty and number == 0:
+                raise BatchError(
+                    "The stream before .repeat gives no examples, or fewer than one full batch of .batch(..., "
+                    "drop_last=True). Use a non-empty iterable, not a generator that was read before; or "
+                    "drop_last=False."
+                )
             if is_empty:
                 raise BatchError(
-                    f"The repeated stream had no examples in round {number + 1}, so it is a generator, which can be "
-                    "read once. Use a list, or an object whose __iter__ starts again."
+                    f"The stream before .repeat gives no examples in repetition {number + 1}; a generator, for "
+                    "example, can be read only once. Use a list, or an object whose __iter__ starts from the first "
+                    "example."
                 )
 
     return read_repeated

@@ -1,4 +1,4 @@
-"""The dataset inside the package, so that a demo needs no network."""
+"""The data set of handwritten digits, which is part of the package, so that a demo needs no network."""
 
 from importlib.resources import files
 
@@ -11,7 +11,7 @@ Digits = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 def digits() -> tuple[Digits, Digits]:
-    """Load `(x, y), (xt, yt)`: 1,797 handwritten digits of 8×8 pixels, 1,500 to train and 297 to test.
+    """Returns `(x, y), (xt, yt)`: 1,797 handwritten digits of 8×8 pixels, 1,500 to train and 297 to test.
 
     Each row of `x` is an image in [0, 1], float32; `y` holds the digits, int64. The images are in the order of
     `numpy.random.RandomState(0).permutation(1797)`, which numpy promises not to change; the first 1,500 train.

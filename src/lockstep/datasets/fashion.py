@@ -1,9 +1,9 @@
-"""Fashion-MNIST, read from Debian's package, from the cache, or from a mirror, whichever has it first.
+"""Loads Fashion-MNIST from Debian's package, from the cache, or else from a mirror.
 
-The sha256 is that of the unpacked content, because Debian packs the same content again, into other files. A file with
-another checksum is treated as missing.
+The checksums are those of the uncompressed content, because Debian compresses the same content to different files. A
+file with a wrong checksum is treated as missing.
 
-`docs/design/dependencies.md` says why this is not done by pooch.
+`docs/design/dependencies.md` says why the package `pooch` is not used.
 """
 
 import gzip
@@ -36,14 +36,14 @@ SHA256 = {
     "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
 TIMEOUT_SECONDS = 30
-MAX_BYTES = 2**26  # the largest unpacks to 47 MB
+MAX_BYTES = 2**26  # the largest of the files has 47 MB when it is uncompressed
 UINT8 = 0x08  # the code of the one element type that the idx files of this family have
 
 Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def fashion_mnist() -> tuple[Images, Images]:
-    """Load `(x, y), (xt, yt)`: 60,000 and 10,000 grey images of 28×28 pixels, uint8, and their classes, int64.
+    """Returns `(x, y), (xt, yt)`: 60,000 and 10,000 grey images of 28×28 pixels, uint8, and their classes, int64.
 
     Origin: H. Xiao, K. Rasul and R. Vollgraf, Zalando Research, 2017, https://github.com/zalandoresearch/fashion-mnist,
     licence MIT.
@@ -56,9 +56,9 @@ def fashion_mnist() -> tuple[Images, Images]:
 
 
 def parse_idx(content: bytes, *, num_axes: int) -> NDArray[np.uint8]:
-    """Return the array in an idx file, the format of the MNIST family: a magic number, the lengths of the axes, bytes.
+    """Returns the array in a file of the idx format, in which MNIST and similar data sets are stored.
 
-    The header says exactly how many bytes must follow; with one byte too few or too many this raises.
+    Raises DatasetError if the header is not valid, or if there are too few or too many bytes after it.
 
     >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]), num_axes=1)
     array([7, 8, 9], dtype=uint8)
@@ -66,20 +66,20 @@ def parse_idx(content: bytes, *, num_axes: int) -> NDArray[np.uint8]:
     magic = bytes([0, 0, UINT8, num_axes])
     if not content.startswith(magic):
         raise DatasetError(
-            f"An idx file of {num_axes} axes must begin with {magic.hex()}. Got {content[:4].hex()!r}. "
-            "Use another copy of the file."
+            f"The file is not an idx file with {num_axes} axes: it begins with {content[:4].hex()!r} instead of "
+            f"{magic.hex()!r}. Use another copy of the file."
         )
     start = 4 + 4 * num_axes
     if len(content) < start:
         raise DatasetError(
-            f"The header of an idx file of {num_axes} axes has {start} bytes. Got {len(content)} bytes in all. "
+            f"The idx file is incomplete: it has {len(content)} bytes, and the header alone has {start} bytes. "
             "Use another copy of the file."
         )
     shape = struct.unpack(f">{num_axes}I", content[4:start])
     if len(content) - start != math.prod(shape):
         raise DatasetError(
-            f"An idx file of shape {shape} has {math.prod(shape)} bytes after its header. Got {len(content) - start}. "
-            "Use another copy of the file."
+            f"The idx file has {len(content) - start} bytes after its header, and its shape {shape} needs "
+            f"{math.prod(shape)} bytes. Use another copy of the file."
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
 
@@ -91,7 +91,7 @@ def _load_part(name: str) -> Images:
 
 
 def _find_content(name: str) -> bytes:
-    """Return the unpacked content of a file from the first place that has it."""
+    """Returns the uncompressed content of a file of Fashion-MNIST from the first source that has it."""
     cached = find_cache_home() / "lockstep" / "fashion-mnist" / f"{name}.gz"
     failures = []
     for path in (DEBIAN / f"{name}.gz", cached):
@@ -106,28 +106,37 @@ def _find_content(name: str) -> bytes:
         except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
             failures.append(f"{url}: {error}")
     raise DatasetError(
-        f"Fashion-MNIST's {name!r} was found neither in Debian's package, nor in the cache, nor at a mirror:\n  "
+        f"The file {name!r} of Fashion-MNIST was found neither in Debian's package, nor in the cache, nor at a "
+        "mirror:\n  "
         + "\n  ".join(failures)
-        + "\nInstall it with `apt-get install dataset-fashion-mnist`, or put the four .gz files of "
+        + "\nInstall Debian's package with `apt-get install dataset-fashion-mnist`, or put the four .gz files of "
         + f"https://github.com/zalandoresearch/fashion-mnist into {cached.parent}."
     )
 
 
 def _unpack(name: str, packed: bytes) -> bytes:
-    """Unpack a file and verify the checksum of its content."""
+    """Returns the uncompressed content of a file of Fashion-MNIST; raises DatasetError if its checksum is wrong."""
     if len(packed) > MAX_BYTES:
-        raise DatasetError(f"The file has more than {MAX_BYTES} bytes.")
+        raise DatasetError(
+            f"The compressed file {name!r} has more than {MAX_BYTES} bytes, so it is not a file of Fashion-MNIST. Use "
+            "another copy of the file."
+        )
     with gzip.open(io.BytesIO(packed)) as file:
         content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:  # its checksum is not known yet, and a small file can unpack to fill the memory
-        raise DatasetError(f"The file unpacks to more than {MAX_BYTES} bytes.")
+    if len(content) > MAX_BYTES:  # limited, because a small file that is not the right one could fill the memory
+        raise DatasetError(
+            f"The uncompressed file {name!r} has more than {MAX_BYTES} bytes, so it is not a file of Fashion-MNIST. "
+            "Use another copy of the file."
+        )
     if (sha256 := hashlib.sha256(content).hexdigest()) != SHA256[name]:
-        raise DatasetError(f"The content's sha256 must be {SHA256[name]}. Got {sha256}.")
+        raise DatasetError(
+            f"The sha256 of {name!r} must be {SHA256[name]}. Got {sha256}. Use another copy of the file."
+        )
     return content
 
 
 def _download(name: str, url: str, target: Path) -> bytes:
-    """Return the unpacked content at `url`, and store it packed in the cache."""
+    """Downloads a file of Fashion-MNIST, stores it in the cache, and returns its uncompressed content."""
     with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
         packed: bytes = response.read(MAX_BYTES + 1)
     content = _unpack(name, packed)

@@ -1,1 +1,1 @@
-"""What a person sees of a run: the bar, the lines, the breakdown of the time, curves."""
+"""The output of a run: the progress bar, the lines per epoch, the table of times, and the curves."""

@@ -1,8 +1,8 @@
 """The progress bar of an epoch, on one line of any width.
 
-As the line gets narrower the bar shrinks, then the unit of the speed is shortened, then the bar is dropped, then the
-speed, then metrics, the last one first, then the time left. An ellipsis marks what is missing. A number is shown whole
-or not at all, because its first digits are another number: that is why these are not the columns of `rich.progress`.
+On a narrower line the bar gets shorter, then the speed is shown without its unit, then the bar, the speed, the metrics
+(the last metric first) and the time left are dropped, in this order. An ellipsis marks what is missing. A number is
+never cut off, because its first digits would be a different number; the columns of `rich.progress` would cut it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ from lockstep.display.number_format import format_countdown, format_rate, format
 
 NARROWEST, WIDEST = 6, 30
 MARGIN = 3
-"""Columns kept free at the end: the `^C` that a terminal echoes must not wrap onto a second line."""
+"""The number of columns left empty at the end, so that a `^C` that the terminal echoes fits on the line."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """A speed in units per second.
+    """A speed: a number of samples or steps per second.
 
     >>> str(Speed(6521.4, "samples")), Speed(6521.4, "samples").short()
     ('6,521 samples/s', '6,521/s')
@@ -37,7 +37,7 @@ class Speed:
         return f"{format_rate(self.per_second)} {self.unit}/s"
 
     def short(self) -> str:
-        """The speed without its unit, for a narrow line."""
+        """Returns the speed as text without its unit, for a narrow line."""
         return f"{format_rate(self.per_second)}/s"
 
 
@@ -54,20 +54,20 @@ class Bar(JupyterMixin):
     title: str
     step: int
     steps: int | None = None
-    """None: the length is not known, and the bar only shows that something moves."""
+    """The number of steps in the epoch; None if it is not known, and then the bar only moves back and forth."""
     values: Mapping[str, float] = field(default_factory=dict)
     speed: Speed | None = None
     left: float | None = None
-    """Seconds until the epoch's last step."""
+    """The estimated number of seconds until the last step of the epoch."""
     note: str = ""
     seconds: float = 0.0
-    """Time since the epoch began; moves the bar whose length is not known."""
+    """The seconds since the epoch began, which animate the bar if `steps` is None."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width - MARGIN
         cells = self._cells(str(self.speed) if self.speed else "", len(self.values), self._end)
         if _width(cells) + (NARROWEST + 1 if self.speed else 0) > width:
-            cells = next((cells for cells in self._narrower() if _width(cells) <= width), [])
+            cells = next((cells for cells in self._shorten_step_by_step() if _width(cells) <= width), [])
         room = width - _width(cells) - 1
         table = Table.grid(padding=(0, 1, 0, 0))
         row: list[Text | ProgressBar] = list(cells)
@@ -80,8 +80,8 @@ class Bar(JupyterMixin):
     def _end(self) -> str:
         return self.note or ("" if self.left is None else f"{format_countdown(self.left)} left")
 
-    def _narrower(self) -> Iterator[list[Text]]:
-        """Yield the texts beside the bar for narrower and narrower lines, the more important kept longer."""
+    def _shorten_step_by_step(self) -> Iterator[list[Text]]:
+        """Yields the texts beside the bar for ever narrower lines; the least important texts are dropped first."""
         speeds = [self.speed.short(), ""] if self.speed else [""]
         for end in (self._end, ""):
             for num_values in range(len(self.values), 0, -1):
@@ -92,7 +92,7 @@ class Bar(JupyterMixin):
         yield self._cells("", 0, "")[:1]
 
     def _cells(self, speed: str, num_values: int, end: str) -> list[Text]:
-        """The texts beside the bar; empty ones are left out."""
+        """Returns the texts beside the bar that are not empty: title, step, speed, `num_values` values, and `end`."""
         step = f"{self.step:>{len(str(self.steps))}}/{self.steps}" if self.steps else f"step {self.step}"
         values = [f"{name} {format_significant(value)}" for name, value in self.values.items()]
         whole = num_values == len(values) and end == self._end and (speed or not self.speed)
@@ -115,5 +115,5 @@ class Bar(JupyterMixin):
 
 
 def _width(cells: Sequence[Text]) -> int:
-    """The number of columns that the cells take, with one between them."""
+    """Returns the width of the texts in columns, with one column between two texts."""
     return sum(cell_len(cell.plain) for cell in cells) + len(cells) - 1

@@ -1,7 +1,7 @@
-"""Keras's two lines per epoch.
+"""Prints the progress of `fit` in the format of Keras, with two lines per epoch.
 
-`fit` of a Keras model prints them, with a bar below them in a terminal or notebook. `verbose=2` prints them for
-every model, without a bar.
+This is the format for a Keras model, with a progress bar in a terminal or notebook, and for `verbose=2` with any model,
+without a progress bar.
 """
 
 from rich.text import Text
@@ -13,7 +13,7 @@ from lockstep.display.terminal import PlainOutput
 
 
 class KerasProgress(Progress):
-    """Prints the number of an epoch before it, and its steps, time and values after it.
+    """Prints the number of an epoch before the epoch, and its steps, time and values after the epoch.
 
     >>> from types import SimpleNamespace
     >>> from lockstep.callbacks import CallbackList, History
@@ -44,14 +44,14 @@ class KerasProgress(Progress):
         self._screen.keep(Text(format_keras_line(steps, self.params.get("steps"), seconds, logs)))
 
     def _print_opening(self) -> None:
-        """Print the opening, which may be known at the first batch only, then the number of the epoch."""
+        """Prints the opening line, if it is known already, and then the number of the epoch."""
         super()._print_opening()
         if self._has_opened and self._epoch is not None:
             self._screen.keep(Text(f"Epoch {self._epoch + 1}/{self.params['epochs']}"))
 
 
 class KerasLines(KerasProgress):
-    """The same without a bar."""
+    """Prints the lines of `KerasProgress` without a progress bar."""
 
     def on_train_begin(self, logs: Logs = NO_LOGS) -> None:
         self._has_opened = False
@@ -60,7 +60,7 @@ class KerasLines(KerasProgress):
 
 
 def format_keras_line(steps: int, total: int | None, seconds: float, values: Logs) -> str:
-    """Format steps, time and values as Keras does after an epoch or an evaluation.
+    """Returns the line with steps, time and values that Keras prints after an epoch or an evaluation.
 
     >>> format_keras_line(3, None, 1.4, {"loss": 0.5})
     '3/3 - 1s - 467ms/step - loss: 0.5000'
@@ -70,7 +70,7 @@ def format_keras_line(steps: int, total: int | None, seconds: float, values: Log
 
 
 def _format_time(seconds: float) -> str:
-    """Format a time as Keras does.
+    """Returns a time per step as Keras prints it, in seconds, milliseconds or microseconds.
 
     >>> _format_time(2.4), _format_time(0.0068), _format_time(0.00042)
     ('2s', '7ms', '420us')

@@ -1,6 +1,6 @@
-"""How numbers are written in lines, bars and tables.
+"""Formats numbers for the lines, bars and tables that a run prints.
 
-A number keeps its width while it changes: four significant digits, trailing zeros included.
+Values have four significant digits, including trailing zeros, so that their width does not change from step to step.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def format_significant(value: Any) -> str:
-    """Write a number with four significant digits; return text that a callback has written unchanged.
+    """Returns a number as text with four significant digits; returns `str(value)` for any other value.
 
     >>> format_significant(0.41237), format_significant(0.87), format_significant(1234.5), format_significant(2.5e-7)
     ('0.4124', '0.8700', '1234', '2.500e-07')
@@ -18,7 +18,7 @@ def format_significant(value: Any) -> str:
 
 
 def to_float(value: Any) -> Any:
-    """Convert a number, also one in an array without axes, to a float; return anything else unchanged.
+    """Returns a number, or an array without axes, as a float; returns any other value unchanged.
 
     >>> to_float(3), to_float("3"), to_float([1, 2])
     (3.0, '3', [1, 2])
@@ -27,7 +27,7 @@ def to_float(value: Any) -> Any:
 
 
 def format_duration(seconds: float) -> str:
-    """Write a measured time in seconds: with a tenth from one second on, with two digits below.
+    """Returns a time in seconds as text: with one decimal, or, below one second, with two significant digits.
 
     >>> format_duration(9.24), format_duration(0.0341), format_duration(1234.5)
     ('9.2', '0.034', '1234.5')
@@ -36,7 +36,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_countdown(seconds: float) -> str:
-    """Write the time left as on a clock, rounded up so that it is 0:00 only at the end.
+    """Returns the remaining time as text such as `1:02:03`, rounded up so that it is `0:00` only at the end.
 
     >>> format_countdown(6.2), format_countdown(75), format_countdown(3723)
     ('0:07', '1:15', '1:02:03')
@@ -47,7 +47,7 @@ def format_countdown(seconds: float) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Write a speed: with thousands separators, and decimals only below 100.
+    """Returns a speed as text, with thousands separators, and with decimals only below 100.
 
     >>> format_rate(6521.3), format_rate(12.34), format_rate(0.0421)
     ('6,521', '12.3', '0.042')

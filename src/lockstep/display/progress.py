@@ -1,7 +1,7 @@
 """The callback that shows the progress of `fit`.
 
-Drawing a line, and reading the losses for it, costs far more than a small step: on a GPU a read
-waits for the device. So a step only reads the clock, and the line is drawn ten times a second.
+Reading the loss, which on a GPU waits for the device, and drawing the progress bar take far longer than a small step.
+So a step only reads the clock, and the bar is drawn ten times a second.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ DRAWS_IN_PACE = 32
 
 
 class Pace:
-    """Steps per second over the last few draws, so that a slow first step is soon forgotten.
+    """Measures the number of steps per second over the last few draws of the progress bar.
 
     >>> pace = Pace()
     >>> for second, step in ((0.0, 0), (10.0, 1), (10.5, 6)):
@@ -36,14 +36,14 @@ class Pace:
         self._marks: deque[tuple[float, int]] = deque(maxlen=DRAWS_IN_PACE)
 
     def add(self, second: float, step: int) -> None:
-        """Notes that `step` steps were done at `second`."""
-        # The first step carries compilation and warming up: with a later one known, it says nothing.
+        """Records that `step` steps had been finished at the time `second`."""
+        # The first step includes compilation and warm-up, so it is dropped as soon as later steps are known.
         if len(self._marks) == 2 and self._marks[0][1] == 0:
             self._marks.popleft()
         self._marks.append((second, step))
 
     def steps_per_second(self) -> float | None:
-        """The pace, or None while there is none."""
+        """Returns the number of steps per second; None before the second draw."""
         if len(self._marks) < 2:
             return None
         (start, before), (end, after) = self._marks[0], self._marks[-1]
@@ -51,10 +51,10 @@ class Pace:
 
 
 class Progress(Callback):
-    """A progress bar in a terminal or notebook, and one line per finished epoch everywhere.
+    """Prints one line per finished epoch, and in a terminal or notebook also shows a progress bar.
 
-    `fit` adds it unless `verbose=0`. It prints the trainer's `opening` at the start, then where the run was
-    resumed, if it was, and `history.summarize()` at the end. `console` and `clock` are for tests.
+    `fit` adds this callback unless `verbose=0`. At the start it prints the trainer's opening line, and, for a resumed
+    run, the checkpoint; at the end it prints `history.summarize()`. `console` and `clock` are for tests.
 
     >>> from types import SimpleNamespace
     >>> from lockstep.callbacks import CallbackList, History
@@ -110,7 +110,7 @@ class Progress(Callback):
         now = self._clock()
         if now - self._drawn >= SECONDS_BETWEEN_DRAWS:
             self._values = {name: to_float(value) for name, value in logs.items()}
-            # Reading may have waited for the device: the time that counts is the time after it.
+            # The clock is read again, because reading the values may have waited for the device.
             self._drawn = self._clock()
             self._pace.add(self._drawn, self._done)
             self._draw()
@@ -124,7 +124,7 @@ class Progress(Callback):
         values = (f"{name} {format_significant(value)}" for name, value in logs.items())
         recorded = self._read_recorded_seconds(epoch)
         seconds = self._measure_seconds() if recorded is None else recorded
-        # The recorded time is the whole epoch's, also of one that was resumed in its middle.
+        # The recorded time is that of the whole epoch, even if the run was resumed in the middle of the epoch.
         steps = self._done if recorded is None else self._batch + 1
         facts = [*values, f"{format_duration(seconds)} s"]
         if speed := self._speed(steps / seconds if steps and seconds > 0 else None):
@@ -138,12 +138,12 @@ class Progress(Callback):
             self._screen.keep(render_breakdown(self.trainer.breakdown))
 
     def close(self) -> None:
-        """Show the cursor again. The bar of an unfinished epoch stays on the screen."""
+        """Makes the cursor visible again. The bar of an unfinished epoch remains on the screen."""
         self._epoch = None
         self._screen.close()
 
     def _print_opening(self) -> None:
-        """Print the opening line if it is known: the number of shards may only be known after the first batch."""
+        """Prints the opening line if it is known already; it may be known only after the first batch."""
         if self.trainer.opening:
             self._screen.keep(Text(self.trainer.opening))
             if resumed := getattr(self.trainer, "resumed", ""):
@@ -174,7 +174,7 @@ class Progress(Callback):
         return f"epoch {epoch + 1:>{len(str(epochs))}}/{epochs}"
 
     def _read_recorded_seconds(self, epoch: int) -> float | None:
-        """The training time of the epoch in the history, so that all lines agree; None if it is not there."""
+        """Returns the training time of the epoch from the history; None if the history does not have this epoch."""
         history = self.trainer.history
         return float(history.seconds[-1]) if history.epoch and history.epoch[-1] == epoch else None
 
@@ -182,7 +182,7 @@ class Progress(Callback):
         return self._clock() - self._began if self._trained is None else self._trained
 
     def _speed(self, steps_per_second: float | None) -> Speed | None:
-        """Examples per second if the batch size is known, else steps per second."""
+        """Returns the speed in samples per second if the batch size is known, otherwise in steps per second."""
         if steps_per_second is None:
             return None
         params = self.params
@@ -190,6 +190,6 @@ class Progress(Callback):
         if batch_size and not (examples and (self._batch + 1) * batch_size > examples):
             return Speed(steps_per_second * batch_size, "samples")
         if examples and steps:
-            # The last batch was short, or batches differ: use the mean over the epoch.
+            # The last batch was smaller, or the batch sizes differ: use the mean over the epoch.
             return Speed(steps_per_second * examples / steps, "samples")
         return Speed(steps_per_second, "steps")

@@ -1,4 +1,4 @@
-"""Where progress is shown: a terminal with one moving line, a notebook, or a file, which gets finished lines only."""
+"""The outputs on which progress is shown: a terminal, a notebook, or a file, which gets finished lines only."""
 
 from importlib import import_module
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ from rich.live import Live
 
 
 class Screen(Protocol):
-    """Where finished lines are printed, and one line below them is redrawn.
+    """Protocol of an output that prints finished lines, and redraws one line with the progress below them.
 
     >>> from rich.console import Console
     >>> screen: Screen = choose_screen(Console(force_terminal=False))
@@ -18,23 +18,23 @@ class Screen(Protocol):
     """
 
     live: bool
-    """Whether `show` does anything."""
+    """Whether this output can show progress; if not, `show` does nothing."""
 
     def show(self, renderable: RenderableType) -> None:
-        """Draw the moving line in the place of the previous one."""
+        """Draws the progress line in place of the previous progress line."""
 
     def keep(self, renderable: RenderableType) -> None:
-        """Print a finished line in the place of the moving one."""
+        """Prints a finished line in place of the progress line."""
 
     def close(self) -> None:
-        """Release the terminal; the moving line stays on the screen. May be called twice."""
+        """Releases the terminal; the progress line remains on the screen. May be called again."""
 
 
 def standard_console() -> Console:
-    """Return rich's own console, so that what the script prints through rich appears above the moving line.
+    """Returns rich's own console, so that what the script prints with rich appears above the progress line.
 
-    If it does not write to a terminal, return a console on which nothing moves: FORCE_COLOR, which is often set where
-    tests run, makes rich treat a pipe as a terminal.
+    If this console does not write to a terminal, returns a console that is not interactive, because rich treats a pipe
+    as a terminal if FORCE_COLOR is set, as it often is for tests.
 
     >>> standard_console().is_jupyter
     False
@@ -44,7 +44,7 @@ def standard_console() -> Console:
 
 
 def choose_screen(console: Console) -> Screen:
-    """Return the screen for what `console` writes to: a terminal, a notebook or a file.
+    """Returns a `Terminal`, `Notebook` or `PlainOutput`, depending on what `console` writes to.
 
     >>> from rich.console import Console
     >>> from io import StringIO
@@ -59,7 +59,7 @@ def choose_screen(console: Console) -> Screen:
 
 
 class PlainOutput:
-    """A file or a pipe, which gets finished lines only, without wrapping."""
+    """The output to a file or a pipe, which gets only finished lines, without line breaks in them."""
 
     live = False
 
@@ -77,7 +77,7 @@ class PlainOutput:
 
 
 class Terminal:
-    """A terminal. While there is a moving line, the cursor is hidden and other output appears above the line."""
+    """The output to a terminal. While it shows progress, the cursor is hidden and other output appears above it."""
 
     live = True
 
@@ -87,7 +87,7 @@ class Terminal:
 
     def show(self, renderable: RenderableType) -> None:
         if self._line is None:
-            # No auto_refresh: it would start a thread that draws while training computes.
+            # Without auto_refresh, which would start a thread that draws while training computes.
             self._line = Live(renderable, console=self._console, auto_refresh=False, transient=True)
             self._line.start(refresh=True)
         else:
@@ -103,14 +103,14 @@ class Terminal:
         self._stop()
 
     def _stop(self) -> None:
-        # The field is cleared last: if Ctrl-C interrupts `stop`, `close` stops the line again.
+        # The field is cleared last, so that `close` stops the line again if Ctrl-C has interrupted `stop`.
         if self._line is not None:
             self._line.stop()
             self._line = None
 
 
 class Notebook:
-    """A notebook, in which one output per line is replaced; needs IPython, which every notebook has, and no widgets."""
+    """The output to a notebook, which replaces one cell output to show progress; needs IPython, but no widgets."""
 
     live = True
 
@@ -120,7 +120,7 @@ class Notebook:
 
     def show(self, renderable: RenderableType) -> None:
         if self._output is None:
-            # Not an import statement: IPython is no dependency; a notebook has it.
+            # Not an import statement, because IPython is not a dependency; a notebook has it.
             self._output = import_module("IPython.display").display(renderable, display_id=True)
         else:
             self._output.update(renderable)

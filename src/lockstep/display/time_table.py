@@ -1,4 +1,4 @@
-"""The table of where the time of a step went, which `fit(verbose=2)` ends with."""
+"""The table of the time that each part of a step takes, which `fit(verbose=2)` prints at the end."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ from lockstep.display.epoch_line import EpochLine
 from lockstep.display.number_format import format_duration
 
 _COLUMNS = (*PARTS, "rest")
-_ANY = 1000  # columns: a table's own width is measured within a limit
+_ANY = 1000  # the number of columns within which the width of the table is measured
 
 
 def render_breakdown(breakdown: Breakdown) -> Group:
-    """Milliseconds of a step and shares of it, a row for each replica; and the sentence on what limits the run."""
+    """Returns a table with the time of each part of a step for each replica, and a sentence on what limits the run."""
     speed = f"{breakdown.samples_per_second:,.0f} samples/s"
     text = (
         f"{breakdown.num_steps} steps in {format_duration(breakdown.seconds)} s, {speed}. {breakdown.describe_limit()}."
@@ -28,7 +28,7 @@ def render_breakdown(breakdown: Breakdown) -> Group:
 
 @dataclass(frozen=True)
 class _Parts(JupyterMixin):
-    """The table; in a terminal too narrow for it, a line for each replica: a column would cut its numbers."""
+    """The table of times, which becomes a line for each replica if the terminal is too narrow for a table."""
 
     breakdown: Breakdown
 

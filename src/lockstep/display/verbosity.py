@@ -1,4 +1,4 @@
-"""What `fit`, `evaluate` and `predict` print for each value of `verbose`."""
+"""Chooses what `fit`, `evaluate` and `predict` print for each value of `verbose`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
@@ -11,7 +11,9 @@ AUTO = "auto"
 
 
 def parse_verbose(verbose: int | str, auto: int = 1) -> int:
-    """Return 0 for nothing, 1 for progress, 2 for lines with a table of step times after them.
+    """Returns the argument `verbose` as an integer; `auto` replaces "auto". Raises CallbackError for other values.
+
+    0 prints nothing, 1 shows progress, and 2 prints lines and then a table of the time that each part of a step takes.
 
     >>> parse_verbose("auto"), parse_verbose(2)
     (1, 2)
@@ -24,10 +26,10 @@ def parse_verbose(verbose: int | str, auto: int = 1) -> int:
 
 
 def create_displays(verbose: int, words: str) -> list[Callback]:
-    """Return the callbacks that show a run, in the format of `words`: 'lockstep' or 'keras'."""
+    """Returns the callbacks that print the progress of a run in the format `words`, which is 'lockstep' or 'keras'."""
     if not verbose:
         return []
-    # Not at the top: they import rich, and `import lockstep` should not wait for it.
+    # Imported here, because these import rich, and `import lockstep` should not wait for rich.
     from lockstep.display.keras_progress import KerasLines, KerasProgress
     from lockstep.display.progress import Progress
 
@@ -36,7 +38,7 @@ def create_displays(verbose: int, words: str) -> list[Callback]:
 
 
 class PassLine:
-    """The line that `evaluate` and `predict` print. A Keras model does so by default, as in Keras.
+    """The line that `evaluate` and `predict` print after all batches; by default only for a Keras model.
 
     >>> line = PassLine(1, "keras", clock=iter([0.0, 1.5]).__next__)
     >>> batches = list(line.count(lambda: iter([1, 2, 3])))
@@ -52,13 +54,13 @@ class PassLine:
         self._num_steps = 0
 
     def count(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Yield the batches and count them."""
+        """Yields the batches that `begin` returns, and counts them."""
         for batch in begin():
             self._num_steps += 1
             yield batch
 
     def print_values(self, values: Mapping[str, float]) -> None:
-        """Print the line, when all batches are done."""
+        """Prints the line with the values, the number of batches and the time, unless `verbose` is 0."""
         if not self._shown:
             return
         from lockstep.display.keras_progress import format_keras_line

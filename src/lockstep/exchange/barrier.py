@@ -1,66 +1,145 @@
-"""A barrier in shared memory: each process waits until all have arrived, and learns whether one has failed.
+"""The words in shared memory by which the processes of one host meet twice in a step.
 
-Each process writes the number of the barrier that it has reached into shared memory and signals every other process's
-eventfd. There is no memory fence before it reads the others' partial sums: on x86 other processors see a process's
-writes in program order, so whoever sees the barrier's number also sees the partial sums written before it. Processors
-without that guarantee are refused. The controlling process also polls its workers' pidfds, so it notices the death of
-one at once. Workers need not watch it, because they die with their parent.
+Each process writes how far it has come into a line of its own, and signals eventfds. The controller alone writes the
+decision, commit or abort, and the others wait for it (core/membership.py). There is no memory fence before a process
+reads the others' partial sums: on x86 other processors see a process's writes in program order, so whoever sees a word
+also sees the partial sums written before it. Processors without that guarantee are refused.
+
+    one line for the decision, then one per seat: [attempt summed, ready, failed, refused, shard + 1]
 """
 
 import os
 import platform
-import select
 from collections.abc import Sequence
+from typing import Protocol
 
-from lockstep.errors import PeerFailed, PlatformError
+from lockstep.errors import AttemptAborted, PlatformError
 from lockstep.launch.shm import Region
 
-_LINE = 64  # one cache line per process, so that they do not contend: [barrier reached, barrier failed at]
+_LINE = 64  # one cache line per process, so that they do not contend
+_WORDS = _LINE // 8
+
+
+def has_ordered_writes() -> bool:
+    """Returns whether other processes see the writes of this processor in their order."""
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def require_ordered_writes() -> None:
     """Raises `PlatformError` on processors where other processes may see writes in another order."""
-    machine = platform.machine()
-    if machine.lower() not in ("x86_64", "amd64"):
+    if not has_ordered_writes():
         raise PlatformError(
             "Several replicas in processes of one host need the memory order of x86-64. This processor is "
-            f"{machine or 'unknown'}. Use devices=1, or start the script with torchrun."
+            f"{platform.machine() or 'unknown'}. Use devices=1, or start the script with torchrun."
         )
 
 
-class Barrier:
-    """This process's end of a barrier of `len(events)` processes; `watched` are pidfds whose end is a failure."""
+class Barrier(Protocol):
+    """One process's end of the two meetings of a step. Both raise `AttemptAborted` if the attempt does not count."""
 
-    def __init__(self, index: int, region: Region, events: Sequence[int], watched: Sequence[int] = ()) -> None:
-        words = region.view(len(events) * _LINE)[: len(events) * _LINE].cast("q")
-        self._reached, self._failed = words[:: _LINE // 8], words[1 :: _LINE // 8]
-        self._index = index
-        self._others = [event for number, event in enumerate(events) if number != index]
-        self._event = events[index]
-        self._watched = frozenset(watched)
-        self._poll = select.poll()
-        for descriptor in (self._event, *watched):
-            self._poll.register(descriptor, select.POLLIN)
-        self._number = 0
+    def wait_for_sums(self) -> None:
+        """Reports that this process's partial sums are complete, and blocks until all are."""
 
-    def wait(self) -> None:
-        """Arrives and blocks until all have arrived; raises PeerFailed if one has failed or died."""
-        self._arrive()
-        while min(self._reached) < self._number:
-            for descriptor, _ in self._poll.poll():
-                if descriptor in self._watched:
-                    raise PeerFailed
-                os.eventfd_read(descriptor)
-        if self._number in self._failed.tolist():
-            raise PeerFailed
+    def commit(self) -> None:
+        """Reports that this process's slice of the root is complete, and blocks until the step counts."""
 
     def fail(self) -> None:
-        """Arrives as a failed process, without blocking."""
-        self._failed[self._index] = self._number + 1
-        self._arrive()
+        """Reports that this process cannot make the step, without blocking."""
 
-    def _arrive(self) -> None:
-        self._number += 1
-        self._reached[self._index] = self._number
-        for event in self._others:
-            os.eventfd_write(event, 1)
+    def note_shard(self, shard: int) -> None:
+        """Notes the shard that this process computes next; raises `AttemptAborted` if there is no need to."""
+
+
+class StepWords:
+    """The words of all processes. Every word is written by one process only."""
+
+    def __init__(self, region: Region, num_seats: int) -> None:
+        words = region.view((num_seats + 1) * _LINE)[: (num_seats + 1) * _LINE].cast("q")
+        self._decision = words[:1]
+        lines = (words[_WORDS + place :: _WORDS] for place in range(5))
+        self.summed, self.ready, self.failed, self.refused, self._shards = lines
+
+    def decide(self, attempt: int, commit: bool) -> None:
+        """Writes the one decision about an attempt."""
+        self._decision[0] = 2 * attempt + commit
+
+    def is_committed(self, attempt: int) -> bool:
+        """Returns whether the attempt counts."""
+        return self._decision[0] == 2 * attempt + 1
+
+    def is_aborted(self, attempt: int) -> bool:
+        """Returns whether the attempt does not count."""
+        return self._decision[0] == 2 * attempt
+
+    def set_shard(self, seat: int, shard: int | None) -> None:
+        """Writes which shard a process is computing."""
+        self._shards[seat] = 0 if shard is None else shard + 1
+
+    def get_shard(self, seat: int) -> int | None:
+        """Returns the shard that a process is computing, or was when it died."""
+        shard: int = self._shards[seat]
+        return shard - 1 if shard else None
+
+    def clear(self, seat: int) -> None:
+        """Erases what a process that has ended has written, before another gets its seat."""
+        for words in (self.summed, self.ready, self.failed, self.refused, self._shards):
+            words[seat] = 0
+
+
+class WorkerBarrier:
+    """A worker's end. It does not watch the other processes: the controller does, and a worker dies with it."""
+
+    def __init__(self, seat: int, region: Region, eventfds: Sequence[int]) -> None:
+        self._words = StepWords(region, len(eventfds))
+        self._eventfds = eventfds
+        self._seat = seat
+        self._attempt = 0
+        self._members: tuple[int, ...] = ()
+
+    def begin(self, attempt: int, members: tuple[int, ...]) -> None:
+        """Begins an attempt of these members."""
+        self._attempt, self._members = attempt, members
+
+    def wait_for_sums(self) -> None:
+        """Reports that this worker's partial sums are complete, and blocks until all are."""
+        words, attempt = self._words, self._attempt
+        words.set_shard(self._seat, None)
+        words.summed[self._seat] = attempt
+        for seat in self._members:
+            if seat != self._seat:
+                os.eventfd_write(self._eventfds[seat], 1)
+        while any(words.summed[seat] != attempt for seat in self._members):
+            self._sleep()
+
+    def commit(self) -> None:
+        """Reports that this worker's slice is complete, and blocks until the controller has decided."""
+        self._words.ready[self._seat] = self._attempt
+        os.eventfd_write(self._eventfds[0], 1)
+        while not self._words.is_committed(self._attempt):
+            self._sleep()
+
+    def fail(self) -> None:
+        """Reports to the controller that this worker cannot make the step."""
+        self._words.set_shard(self._seat, None)
+        self._words.failed[self._seat] = self._attempt
+        os.eventfd_write(self._eventfds[0], 1)
+
+    def refuse(self) -> None:
+        """Reports to the controller that this worker cannot take over what the script has changed."""
+        self._words.refused[self._seat] = self._attempt
+        os.eventfd_write(self._eventfds[0], 1)
+
+    def note_shard(self, shard: int) -> None:
+        """Notes the shard that this worker computes next."""
+        self._check()
+        self._words.set_shard(self._seat, shard)
+
+    def _sleep(self) -> None:
+        """Blocks until this worker is signalled. Signals are counted, so one that came before is not lost."""
+        self._check()
+        os.eventfd_read(self._eventfds[self._seat])
+
+    def _check(self) -> None:
+        if self._words.is_aborted(self._attempt):
+            self._words.set_shard(self._seat, None)
+            raise AttemptAborted

@@ -6,26 +6,32 @@ Transports move bytes; the additions are the backend's own. So the bits do not d
 from collections.abc import Mapping
 from typing import Protocol
 
-from lockstep.backends.base import Node, Work
 from lockstep.core import tree
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Sums
+from lockstep.core.shard_sums import ShardSums
+from lockstep.core.types import PartialSum, Work
 
 
 class Exchange(Protocol):
     """How one process synchronizes with the others twice a step: partial sums ready, and root ready, the commit."""
 
-    def slots(self, replica: int, count: int, layout: Layout) -> list[Node]:
-        """Returns `count` buffers into which this replica writes its partial sums."""
+    def open(self, layout: Layout) -> None:
+        """Prepares memory for partial sums of this layout; does nothing if it is that of the step before."""
 
-    def reduce(self, nodes: Mapping[tree.Span, Node], work: Work) -> tuple[Node, Sums]:
+    def get_buffer(self, replica: int, slot: int, shard: int) -> PartialSum:
+        """Returns a buffer for a partial sum that begins with this shard; the same one for a slot in every step."""
+
+    def reduce(
+        self, partial_sums: Mapping[tree.Span, PartialSum], shard_sums: ShardSums, work: Work
+    ) -> tuple[PartialSum, Sums]:
         """Returns the root, divided by its weight if the loss asks for it, and the sums.
 
-        The gradient may be in memory that other processes read as well, so it must not be written to.
+        The root may be in memory that other processes read as well, so it must not be written to.
         """
 
     def commit(self) -> None:
-        """Blocks until every process has the sums; raises PeerFailed if one has failed."""
+        """Blocks until the step counts; raises PeerFailed or AttemptAborted if it does not."""
 
     def fail(self) -> None:
         """Reports to the others that this process will not finish the step."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 
-from lockstep.backends.base import Backend, Node, Work
+from lockstep.backends.base import Backend
 from lockstep.core import tree
 from lockstep.core.layout import Layout
-from lockstep.core.metrics import Sums
+from lockstep.core.metrics import Sums, divisor
+from lockstep.core.shard_sums import ShardSums, add_shard_sums
+from lockstep.core.types import PartialSum, Work
 from lockstep.exchange import slices
 
 
@@ -15,21 +17,32 @@ class InProcessExchange:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._layout: Layout | None = None
-        self._slots: dict[int, list[Node]] = {}
+        self._buffers: dict[tuple[int, int], PartialSum] = {}
 
-    def slots(self, replica: int, count: int, layout: Layout) -> list[Node]:
-        """Returns buffers in ordinary memory, which are reused from step to step."""
+    def open(self, layout: Layout) -> None:
+        """Forgets the buffers of another layout."""
         if layout is not self._layout:
-            self._slots, self._layout = {}, layout
-        slots = self._slots.setdefault(replica, [])
-        while len(slots) < count:
-            slots.append(self._backend.node(layout, None))
-        return slots[:count]
+            self._buffers, self._layout = {}, layout
 
-    def reduce(self, nodes: Mapping[tree.Span, Node], work: Work) -> tuple[Node, Sums]:
-        """Adds up the root from this process's own partial sums."""
-        total = self._backend.finish(nodes, work.num_shards)
-        return total, slices.divide(self._backend, self._backend.layout(), total)
+    def get_buffer(self, replica: int, slot: int, shard: int) -> PartialSum:
+        """Returns a buffer in ordinary memory, which is allocated when it is first asked for."""
+        buffer = self._buffers.get((replica, slot))
+        if buffer is None:
+            assert self._layout is not None
+            buffer = self._buffers[replica, slot] = self._backend.create_buffer(self._layout, None)
+        return buffer
+
+    def reduce(
+        self, partial_sums: Mapping[tree.Span, PartialSum], shard_sums: ShardSums, work: Work
+    ) -> tuple[PartialSum, Sums]:
+        """Returns the total of this process's partial sums, divided if the loss asks for it, and the shards' sums."""
+        add = self._backend.add
+        total = tree.total(tree.root(work.num_shards), partial_sums, lambda left, right: add(left, right, left))
+        assert total is not None
+        assert self._layout is not None
+        sums = add_shard_sums(shard_sums, shard_sums.read(), work.num_shards)
+        slices.divide(self._backend, self._layout, total, divisor(sums))
+        return total, sums
 
     def commit(self) -> None:
         """Does nothing: there is no other process."""
@@ -39,4 +52,4 @@ class InProcessExchange:
 
     def close(self) -> None:
         """Frees the buffers."""
-        self._slots = {}
+        self._buffers = {}

@@ -1,19 +1,27 @@
-"""The exchange between processes of one host: shared memory and two barriers a step.
+"""The exchange between processes of one host: shared memory, and two waits a step.
 
-Each process writes its partial sums straight into the region. After the first barrier each adds its slice of all
-processes' partial sums into the root; after the second, the commit, each reads the whole root in place. Partial sums
-and root are separate, so nothing is overwritten before the commit.
+Each process writes its partial sums straight into the region, and the sums of its shards beside them. When all have,
+each adds its slice of all processes' partial sums into the root; after the commit each reads the whole root in place.
+Partial sums and root are separate, so nothing is overwritten before the commit. The position of a partial sum
+follows from the plan, so a process may write only while the plan of its attempt holds.
 
-    region: [ slots of process 0 | slots of process 1 | ... | root ]
+    region: [ slots of process 0 | slots of process 1 | ... | root | sums of every shard ]
 """
 
 from collections.abc import Mapping
+from math import prod
+from typing import Any
 
-from lockstep.backends.base import Backend, Node, Work
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.backends.base import Backend
 from lockstep.core import tree
 from lockstep.core.layout import Layout
-from lockstep.core.metrics import Sums
+from lockstep.core.metrics import Sums, divisor
 from lockstep.core.plan import Plan
+from lockstep.core.shard_sums import ShardSums, add_shard_sums
+from lockstep.core.types import PartialSum, Work
 from lockstep.exchange import slices
 from lockstep.exchange.barrier import Barrier
 from lockstep.launch.shm import PAGE, Region
@@ -22,55 +30,70 @@ from lockstep.launch.shm import PAGE, Region
 class SharedMemoryExchange:
     """This process's end of the exchange."""
 
-    def __init__(self, backend: Backend, region: Region, barrier: Barrier, plan: Plan, index: int) -> None:
+    def __init__(self, backend: Backend, region: Region, barrier: Barrier, plan: Plan, seat: int) -> None:
         self._backend = backend
         self._region = region
         self._barrier = barrier
         self._plan = plan
-        self._index = index
+        self._index = plan.replicas.index(seat)
         self._layout: Layout | None = None
-        self._slots: list[list[Node]] = []
-        self._root: Node = {}
+        self._slots: list[list[PartialSum]] = []
+        self._root: PartialSum = {}
+        self._sums: NDArray[Any] = np.empty(0)  # a row for each shard
         self._slices: dict[int, slices.Slice] = {}
 
-    def slots(self, replica: int, count: int, layout: Layout) -> list[Node]:
-        """Returns this process's own buffers in the region."""
+    def open(self, layout: Layout) -> None:
+        """Divides the region into buffers of this layout."""
         if layout is not self._layout:
             self._create_buffers(layout)
-        return self._slots[self._index][:count]
 
-    def reduce(self, nodes: Mapping[tree.Span, Node], work: Work) -> tuple[Node, Sums]:
+    def get_buffer(self, replica: int, slot: int, shard: int) -> PartialSum:
+        """Returns one of this process's own buffers in the region."""
+        self._barrier.note_shard(shard)
+        return self._slots[self._index][slot]
+
+    def reduce(
+        self, partial_sums: Mapping[tree.Span, PartialSum], shard_sums: ShardSums, work: Work
+    ) -> tuple[PartialSum, Sums]:
         """Adds this process's slice of the root; the rest is valid after `commit`."""
-        own = self._get_slice(min(work.num_examples, work.num_shards))
-        self._barrier.wait()
-        return self._root, own.add()
+        filled = work.num_filled
+        for shard, vector in shard_sums.read().items():
+            self._sums[shard] = vector
+        own = self._get_slice(filled)
+        self._barrier.wait_for_sums()
+        sums = add_shard_sums(shard_sums, dict(enumerate(self._sums[:filled].copy())), work.num_shards)
+        own.add(divisor(sums))
+        return self._root, sums
 
     def commit(self) -> None:
-        """Waits at the second barrier."""
-        self._barrier.wait()
+        """Waits until the controller has decided that the step counts."""
+        self._barrier.commit()
 
     def fail(self) -> None:
-        """Arrives at the next barrier as failed."""
+        """Reports that this process cannot make the step."""
         self._barrier.fail()
 
     def close(self) -> None:
-        """Frees the region."""
+        """Drops the views of the region."""
         self._slots, self._root, self._slices, self._layout = [], {}, {}, None
-        self._region.close()
+        self._sums = np.empty(0)
 
     def _create_buffers(self, layout: Layout) -> None:
-        """Creates the buffers of every process's slots and of the root, at offsets that are equal in all processes."""
+        """Creates every process's slots, the root and the sums, at offsets that are equal in all processes."""
+        shape = (self._plan.num_shards, layout.num_sums)
         counts = [program.slots for program in tree.programs(self._plan, self._plan.num_shards)]
         step = -(-layout.nbytes // PAGE) * PAGE
-        memory = self._region.view(step * (sum(counts) + 1))
-        blocks = iter(range(0, step * (sum(counts) + 1), step))
+        end = step * (sum(counts) + 1)
+        memory = self._region.view(end + prod(shape) * np.dtype(np.float64).itemsize)
+        blocks = iter(range(0, end, step))
 
-        def create_buffer() -> Node:
+        def create_buffer() -> PartialSum:
             start = next(blocks)
-            return self._backend.node(layout, memory[start : start + layout.nbytes])
+            return self._backend.create_buffer(layout, memory[start : start + layout.nbytes])
 
         self._slots = [[create_buffer() for _ in range(count)] for count in counts]
         self._root = create_buffer()
+        self._sums = np.frombuffer(memory, np.float64, prod(shape), end).reshape(shape)
         self._layout = layout
         self._slices = {}
 

@@ -4,102 +4,88 @@ The traffic is that of an all-reduce, in our own order of additions: every proce
 processes. The additions of a slice run in blocks that fit into the cache.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from lockstep.backends.base import Backend, Node
+from lockstep.backends.base import Backend
 from lockstep.core import tree
 from lockstep.core.layout import Layout
-from lockstep.core.metrics import Sums, divisor
+from lockstep.core.types import PartialSum
 
 BLOCK = 1 << 17  # elements
 
 
-def select_ranges(node: Node, ranges: Mapping[str, tuple[int, int]]) -> Node:
+def select_ranges(node: PartialSum, ranges: Mapping[str, tuple[int, int]]) -> PartialSum:
     """Returns views of the given ranges of a partial sum's vectors."""
     return {dtype: node[dtype][start:stop] for dtype, (start, stop) in ranges.items()}
 
 
+class RangeSum:
+    """The sum over one range of a vector: `values` and `out` have that range and nothing else.
+
+    Views are created once, the additions run every step. The first `num_divided` elements are gradient.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        span: tree.Span,
+        values: Mapping[tree.Span, PartialSum],
+        out: PartialSum,
+        num_divided: int,
+    ) -> None:
+        self._backend = backend
+        self._span = span
+        ((dtype, vector),) = out.items()
+        self._blocks = [
+            (
+                {span: select_ranges(value, block) for span, value in values.items()},
+                select_ranges(out, block),
+                block[dtype][1] <= num_divided,
+            )
+            for low, high in ((0, num_divided), (num_divided, len(vector)))
+            for block in ({dtype: (first, min(first + BLOCK, high))} for first in range(low, high, BLOCK))
+        ]
+
+    def add(self, by: float) -> None:
+        """Adds in tree order, and divides the gradient by a number other than 1."""
+        for values, out, divided in self._blocks:
+            _add(self._backend, self._span, values, out)
+            if divided and by not in (0.0, 1.0):
+                self._backend.divide(out, by)
+
+
 class Slice:
-    """One process's slice of buffers at fixed addresses: views are created once, the additions run every step."""
+    """One process's slice of buffers at fixed addresses."""
 
     def __init__(
         self,
         backend: Backend,
         layout: Layout,
         root: tree.Span,
-        partial_sums: Mapping[tree.Span, Node],
+        partial_sums: Mapping[tree.Span, PartialSum],
         ranges: Mapping[str, tuple[int, int]],
-        out: Node,
+        out: PartialSum,
     ) -> None:
-        self._backend = backend
-        self._root = root
-        field = layout.fields[-1]
-        sums = {field.dtype: (field.offset, field.offset + field.size)}
-        self._sums = {span: select_ranges(value, sums) for span, value in partial_sums.items()}
-        self._sums_layout = Layout(
-            (type(field)(field.name, field.dtype, field.shape, 0),), {field.dtype: field.size}, {}
-        )
-        self._blocks = [
-            (
-                {span: select_ranges(value, block) for span, value in partial_sums.items()},
-                select_ranges(out, block),
-                divided,
-            )
-            for block, divided in _iterate_blocks(layout, ranges)
-        ]
+        self._sums = []
+        for dtype, (start, stop) in ranges.items():
+            own = {dtype: (start, stop)}
+            values = {span: select_ranges(value, own) for span, value in partial_sums.items()}
+            num_divided = min(max(layout.divided.get(dtype, 0) - start, 0), stop - start)
+            self._sums.append(RangeSum(backend, root, values, select_ranges(out, own), num_divided))
 
-    def add(self) -> Sums:
-        """Adds in tree order, divides the gradient if the loss asks for it, and returns the sums of the whole batch.
-
-        Every process adds all of the sums itself, because they are a few numbers and needed before the division.
-        """
-        total = tree.total(self._root, self._sums, lambda left, right: self._backend.add(left, right, None))
-        assert total is not None
-        sums = self._backend.sums(total, self._sums_layout)
-        by = divisor(sums)
-        for partial_sums, out, divided in self._blocks:
-            _add(self._backend, self._root, partial_sums, out)
-            if divided and by not in (0.0, 1.0):
-                self._backend.divide(out, by)
-        return sums
+    def add(self, by: float) -> None:
+        """Adds in tree order, and divides the gradient by a number other than 1."""
+        for each in self._sums:
+            each.add(by)
 
 
-def _iterate_blocks(
-    layout: Layout, ranges: Mapping[str, tuple[int, int]]
-) -> Iterator[tuple[dict[str, tuple[int, int]], bool]]:
-    """Yields the ranges in blocks that fit into the cache, each with whether it is gradient, which is divided."""
-    for dtype, (start, stop) in ranges.items():
-        end = min(max(start, layout.divided.get(dtype, 0)), stop)
-        for low, high, divided in ((start, end, True), (end, stop, False)):
-            for first in range(low, high, BLOCK):
-                yield {dtype: (first, min(first + BLOCK, high))}, divided
-
-
-def divide(backend: Backend, layout: Layout, total: Node) -> Sums:
-    """Divides the gradient of a whole root if the loss asks for it, and returns the sums."""
-    sums = backend.sums(total, layout)
-    by = divisor(sums)
+def divide(backend: Backend, layout: Layout, total: PartialSum, by: float) -> None:
+    """Divides the gradient of a whole root by a number other than 1."""
     if by not in (0.0, 1.0):
         backend.divide({dtype: total[dtype][:end] for dtype, end in layout.divided.items()}, by)
-    return sums
 
 
-def add_slice(
-    backend: Backend,
-    partial_sums: Mapping[tree.Span, Node],
-    ranges: Mapping[str, tuple[int, int]],
-    out: Node,
-    num_shards: int,
-) -> None:
-    """Adds the ranges of the partial sums in tree order into the same ranges of `out`."""
-    for dtype, (start, stop) in ranges.items():
-        for first in range(start, stop, BLOCK):
-            block = {dtype: (first, min(first + BLOCK, stop))}
-            values = {span: select_ranges(value, block) for span, value in partial_sums.items()}
-            _add(backend, tree.root(num_shards), values, select_ranges(out, block))
-
-
-def _add(backend: Backend, span: tree.Span, partial_sums: Mapping[tree.Span, Node], out: Node) -> None:
+def _add(backend: Backend, span: tree.Span, partial_sums: Mapping[tree.Span, PartialSum], out: PartialSum) -> None:
     """Writes the value of `span` into `out`. Only the last addition writes there, the others allocate."""
     if span not in partial_sums and span.stop - span.start > 1:
         values = [

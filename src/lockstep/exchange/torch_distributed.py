@@ -1,35 +1,35 @@
-"""The exchange between processes that a launcher started: torch.distributed moves the bytes.
-
-Each process receives its own slice of all processes' partial sums, adds them in tree order with the backend's own
-addition, and all processes gather the slices: the traffic of an all-reduce, in our order of additions. Gloo carries CPU
-memory, NCCL GPU memory.
-"""
+"""Messages between processes that a launcher started, by torch.distributed: Gloo for CPU memory, NCCL for a GPU's."""
 
 import atexit
 import os
+import platform
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
 
-from lockstep.backends.base import Backend, Node, Work
-from lockstep.core import plan, tree
-from lockstep.core.layout import Layout
-from lockstep.core.metrics import Sums
-from lockstep.errors import LaunchError, PeerFailed, WorkerError
-from lockstep.exchange import slices
-from lockstep.exchange.in_process import InProcessExchange
+from lockstep.errors import LaunchError
+from lockstep.exchange.peer_status import Peers
+from lockstep.launch import environment
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _TIMEOUT = timedelta(minutes=30)
+_NEVER = 1e8  # seconds
+CONTROL_SIZE = 512  # numbers in a control vector: 4 KB
+_GATHER, _NOTHING = 1 << 30, (1 << 30) + 1  # tags of messages that are not part of a transfer
+# All have come, so connecting takes milliseconds. Gloo waits for a connection five times its timeout.
+_TIMEOUT_TO_CONNECT = timedelta(seconds=12)
 
 
 class ProcessGroup:
-    """Collective messages between all processes; all must make the same calls in the same order."""
+    """Messages between all processes; all must make the same calls in the same order."""
 
     def __init__(self, accelerated: bool) -> None:
         """Uses the process group that exists, until the end of the script.
@@ -39,66 +39,187 @@ class ProcessGroup:
         atexit.register(_destroy_group)
         self.index = dist.get_rank()
         self.count = dist.get_world_size()
-        self.control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        seconds = environment.read_worker_timeout()
+        timeout = _TIMEOUT if seconds is None else timedelta(seconds=seconds or _NEVER)
+        self.control = dist.new_group(backend="gloo", timeout=timeout)
         self.data = dist.new_group(backend="nccl") if accelerated else self.control
+        self.peers = Peers(self.index, self._is_lost)
+        atexit.register(self.peers.close)
+        self.peers.hosts = self.gather_objects(platform.node())
 
     @classmethod
-    def join(cls, address: str, index: int, count: int, accelerated: bool) -> "ProcessGroup":
-        """Creates the process group by a rendezvous at `address`."""
-        dist.init_process_group(
-            _choose_transports(accelerated), init_method=f"tcp://{address}", rank=index, world_size=count
-        )
-        return cls(accelerated)
-
-    @classmethod
-    def join_on_loopback(cls, port: int, index: int, count: int, accelerated: bool) -> "ProcessGroup":
-        """Creates the process group of processes on this host; rank 0 listens on the loopback interface only.
-
-        torch's own store would listen on every interface, so the socket is created here and passed to it.
-        """
-        descriptor = _listen(port) if index == 0 else None
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            _LOOPBACK, port, count, index == 0, timeout=_TIMEOUT, master_listen_fd=descriptor, use_libuv=True
-        )
-        dist.init_process_group(_choose_transports(accelerated), store=store, rank=index, world_size=count)
-        return cls(accelerated)
+    def join(cls, store: Any, name: str, index: int, count: int, accelerated: bool) -> "ProcessGroup":
+        """Creates the process group of processes that have all come to the store; `name` is new in every launch."""
+        try:
+            store.set_timeout(5 * _TIMEOUT_TO_CONNECT)
+            dist.init_process_group(
+                _choose_transports(accelerated),
+                store=dist.PrefixStore(name, store),  # type: ignore[attr-defined]
+                rank=index,
+                world_size=count,
+                timeout=_TIMEOUT_TO_CONNECT,
+            )
+            store.set_timeout(_TIMEOUT)
+            return cls(accelerated)
+        except RuntimeError as error:
+            raise LaunchError(
+                f"Process {index} of {count} could not connect to the others, although all had come. One of them has "
+                "ended, or a firewall keeps other ports than MASTER_PORT closed, or Gloo uses the wrong network "
+                "interface: set GLOO_SOCKET_IFNAME=eth0, say, on every host. torch.distributed reports: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
 
     def gather(self, integers: Sequence[int]) -> list[list[int]]:
         """Returns the integers of all processes, by rank."""
-        gathered = torch.empty(self.count, len(integers), dtype=torch.int64)
-        with _explain_lost_process():
-            dist.all_gather(list(gathered), torch.tensor(integers, dtype=torch.int64), group=self.control)
-        rows: list[list[int]] = gathered.tolist()
+        rows: list[list[int]] = self.gather_control(integers)[:, : len(integers)].tolist()
         return rows
+
+    def gather_control(
+        self, integers: Sequence[int], more: Sequence[int] | NDArray[np.int64] = ()
+    ) -> NDArray[np.int64]:
+        """Exchanges `integers`, followed by `more`, with all processes; returns one row for each process, by rank.
+
+        All control vectors have one length, so that one of a process that makes another call can be read as well.
+        """
+        sent = np.zeros(CONTROL_SIZE, np.int64)
+        start = len(integers)
+        sent[:start], sent[start : start + len(more)] = integers, more
+        return self.gather_vectors(sent)
+
+    def gather_vectors(self, vector: NDArray[Any]) -> NDArray[Any]:
+        """Returns the vectors of all processes, of one length and type, by rank.
+
+        They are sent directly, so every process knows at once which one is missing.
+        """
+        sent = torch.from_numpy(vector)
+        rows = np.empty((self.count, *vector.shape), vector.dtype)
+        rows[self.index] = vector
+        others = [rank for rank in range(self.count) if rank != self.index]
+        messages = [self.receive(torch.from_numpy(rows[rank]), rank, _GATHER) for rank in others]
+        messages += [self.send(sent, rank, _GATHER) for rank in others]
+        for message in messages:
+            message.wait()
+        return rows
+
+    def exchange(
+        self, received: Sequence[tuple[Tensor, int]], sent: Sequence[tuple[Tensor, int]], tag: int
+    ) -> list["PendingMessage"]:
+        """Begins to receive tensors from some ranks and to send others.
+
+        Of a GPU's tensors all are given to NCCL at once: one by one, each would wait for the one before.
+        """
+        if not any(tensor.is_cuda for tensor, _ in [*received, *sent]):
+            messages = [self.receive(tensor, rank, tag) for tensor, rank in received]
+            return messages + [self.send(tensor, rank, tag) for tensor, rank in sent]
+        operations = [dist.P2POp(dist.irecv, tensor, rank, self.data, tag) for tensor, rank in received]
+        operations += [dist.P2POp(dist.isend, tensor, rank, self.data, tag) for tensor, rank in sent]
+        tensor, rank = [*received, *sent][0]
+        with self._explain_lost_process(rank):
+            return [PendingMessage(work, tensor, rank, self.peers) for work in dist.batch_isend_irecv(operations)]
+
+    def send(self, tensor: Tensor, rank: int, tag: int) -> "PendingMessage":
+        """Begins to send a tensor, which must not be written to until the message is waited for."""
+        with self._explain_lost_process(rank):
+            return PendingMessage(self.control.send([tensor], rank, tag), tensor, rank, self.peers)
+
+    def receive(self, tensor: Tensor, rank: int, tag: int) -> "PendingMessage":
+        """Begins to receive a tensor. Messages of one rank and tag arrive in the order in which they were sent."""
+        with self._explain_lost_process(rank):
+            return PendingMessage(self.control.recv([tensor], rank, tag), tensor, rank, self.peers)
+
+    @contextmanager
+    def _explain_lost_process(self, rank: int | None = None) -> Iterator[None]:
+        """Raises WorkerError if torch reports, in whatever words, that another process has ended."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.peers.build_error(error, rank) from error
+
+    def _is_lost(self, rank: int) -> bool:
+        """Returns whether the connection to a process is broken. The message asked for is never sent."""
+        try:
+            self.control.recv([torch.empty(1)], rank, _NOTHING)
+        except RuntimeError:
+            return True
+        return False
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Returns the values of all processes, by rank."""
         values: list[Any] = [None] * self.count
-        with _explain_lost_process():
+        with self._explain_lost_process():
             dist.all_gather_object(values, value, group=self.control)
         return values
 
     def broadcast(self, value: Any) -> Any:
         """Returns rank 0's value in every process."""
         values = [value]
-        with _explain_lost_process():
+        with self._explain_lost_process():
             dist.broadcast_object_list(values, src=0, group=self.control)
         return values[0]
+
+
+class PendingMessage:
+    """A message that is under way; its tensor is in use until it is waited for."""
+
+    def __init__(self, work: Any, tensor: Tensor, rank: int, peers: Peers) -> None:
+        self._work = work
+        self._tensor = tensor
+        self._rank = rank
+        self._peers = peers
+
+    def wait(self) -> None:
+        """Waits until the tensor has been sent or received."""
+        with self._peers.expect(self._rank):
+            self._work.wait()
+
+
+def view_as_tensor(vector: Any) -> Tensor:
+    """Returns a tensor that shares the memory of a backend's vector."""
+    tensor: Tensor = torch.as_tensor(vector)
+    return tensor
+
+
+def allocate_like(vector: Any, size: int) -> Any:
+    """Returns a new vector of the same kind, type and device."""
+    if not isinstance(vector, Tensor):
+        return np.empty(size, vector.dtype)
+    return torch.empty(size, dtype=vector.dtype, device=vector.device)
 
 
 def _choose_transports(accelerated: bool) -> str:
     return "cpu:gloo,cuda:nccl" if accelerated else "gloo"
 
 
-def _listen(port: int) -> int:
-    """Returns the descriptor of a socket that listens on the loopback interface; torch's store closes it."""
+def open_store(host: str, port: int, listens: bool, on_loopback: bool) -> Any:
+    """Returns the key-value store at this address, which this process serves if it is the one that listens.
+
+    torch's own store would listen on every interface, so the socket is created here and passed to it.
+    """
+    descriptor = _listen(port, on_loopback) if listens else None
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        port,
+        is_master=listens,
+        timeout=_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+        use_libuv=True,
+    )
+
+
+def _listen(port: int, on_loopback: bool) -> int:
+    """Returns the descriptor of a socket that listens, which torch's store closes."""
+    everywhere = socket.has_dualstack_ipv6() and not on_loopback
+    family = socket.AF_INET6 if everywhere else socket.AF_INET
+    host = LOOPBACK if on_loopback else ""
     try:
-        return socket.create_server((_LOOPBACK, port)).detach()
+        return socket.create_server((host, port), family=family, dualstack_ipv6=everywhere).detach()
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
         raise LaunchError(
-            f"The first of the launched processes cannot listen on port {port} of this host: "
-            f"{os.strerror(error.errno or 0)}. End the process that uses the port, or launch all with another "
-            "MASTER_PORT (under TF_CONFIG: other ports in its cluster)."
+            f"The first of the launched processes cannot listen on port {port} of this host: {reason}. End "
+            "the process that uses the port, or launch all with another MASTER_PORT (under TF_CONFIG: other ports in "
+            "its cluster). If another process of this launch has rank 0 too, give each a RANK of its own."
         ) from error
 
 
@@ -112,116 +233,6 @@ def get_rank() -> int:
     return dist.get_rank()
 
 
-@contextmanager
-def _explain_lost_process() -> Iterator[None]:
-    """Raises WorkerError if torch reports, in whatever words, that another process has ended."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise WorkerError(
-            "Another launched process has ended or does not answer; see its own output. "
-            f"torch.distributed reports: {str(error).splitlines()[0]}"
-        ) from error
-
-
 def _destroy_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-class DistributedExchange:
-    """This process's end of the exchange."""
-
-    def __init__(self, backend: Backend, group: ProcessGroup, parts: plan.Plan) -> None:
-        self._backend = backend
-        self._group = group
-        self._plan = parts
-        self._own = InProcessExchange(backend)
-        self._layout: Layout | None = None
-        self._total: Node = {}
-
-    def slots(self, replica: int, count: int, layout: Layout) -> list[Node]:
-        """Returns buffers in this process's own memory."""
-        if layout is not self._layout:
-            self._layout, self._total = layout, self._backend.node(layout, None)
-        return self._own.slots(replica, count, layout)
-
-    def reduce(self, nodes: Mapping[tree.Span, Node], work: Work) -> tuple[Node, Sums]:
-        """Adds this process's slice of the root and gathers the others'."""
-        layout = self._backend.layout()
-        self._synchronize(True)
-        if self._group.count == 1:  # the same additions as without a launcher
-            return self._own.reduce(nodes, work)
-        spans_by_process = [program.spans for program in tree.programs(self._plan, work.num_examples)]
-        with _explain_lost_process():
-            for dtype in layout.lengths:
-                self._reduce_vector(nodes, spans_by_process, layout, dtype, work.num_shards)
-        return self._total, slices.divide(self._backend, layout, self._total)
-
-    def commit(self) -> None:
-        """Waits until all processes have the sums."""
-        self._synchronize(True)
-
-    def fail(self) -> None:
-        """Reports to the others that this process has failed."""
-        self._synchronize(False)
-
-    def close(self) -> None:
-        """Frees the buffers."""
-        self._own.close()
-        self._total, self._layout = {}, None
-
-    def _synchronize(self, succeeded: bool) -> None:
-        outcomes = self._group.gather([succeeded])
-        failed = [index for index, (outcome,) in enumerate(outcomes) if not outcome]
-        if failed and succeeded:
-            raise PeerFailed(f"Process {failed[0]} failed in this step, so no process commits it. See its own output.")
-
-    def _reduce_vector(
-        self,
-        nodes: Mapping[tree.Span, Node],
-        spans_by_process: Sequence[Mapping[tree.Span, int]],
-        layout: Layout,
-        dtype: str,
-        num_shards: int,
-    ) -> None:
-        """Sends each process its slice of the partial sums, adds this process's slice, and gathers all slices."""
-        group = self._group
-        ranges = [part[dtype] for part in layout.slices(group.count)]
-        sizes = [stop - start for start, stop in ranges]
-        mine = sizes[group.index]
-        sent = torch.cat(
-            [
-                torch.as_tensor(nodes[span][dtype])[start:stop]
-                for start, stop in ranges
-                for span in spans_by_process[group.index]
-            ]
-            or [torch.as_tensor(self._total[dtype])[:0]]
-        )
-        received = torch.empty(mine * sum(map(len, spans_by_process)), dtype=sent.dtype, device=sent.device)
-        dist.all_to_all_single(
-            received,
-            sent,
-            [mine * len(spans) for spans in spans_by_process],
-            [size * len(spans_by_process[group.index]) for size in sizes],
-            group=group.data,
-        )
-        received_spans = [span for spans in spans_by_process for span in spans]  # in the order in which they arrive
-        rows = received.view(len(received_spans), -1)
-        values = {
-            span: {dtype: _convert_like(self._total[dtype], row)}
-            for span, row in zip(received_spans, rows, strict=True)
-        }
-        padded = torch.zeros(max(sizes), dtype=sent.dtype, device=sent.device)
-        out = {dtype: _convert_like(self._total[dtype], padded)}
-        slices.add_slice(self._backend, values, {dtype: (0, mine)}, out, num_shards)
-        gathered = torch.empty(group.count, max(sizes), dtype=sent.dtype, device=sent.device)
-        dist.all_gather(list(gathered), padded, group=group.data)
-        total = torch.as_tensor(self._total[dtype])
-        for row, (start, stop) in zip(gathered, ranges, strict=True):
-            total[start:stop] = row[: stop - start]
-
-
-def _convert_like(vector: Any, tensor: torch.Tensor) -> Any:
-    """Returns the tensor as the same kind of array as `vector`, sharing its memory."""
-    return tensor if isinstance(vector, torch.Tensor) else tensor.numpy()

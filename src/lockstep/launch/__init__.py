@@ -1,1 +1,1 @@
-"""Worker processes on this host, and the variables of launchers that started this process."""
+"""Starts worker processes on this host; reads the environment variables of launchers (torchrun, MPI, SLURM)."""

@@ -1,4 +1,4 @@
-"""Length-prefixed messages over a socket between the controlling process and one worker.
+"""Messages, each with its length before it, over a socket between the controller and one worker.
 
 A message is its length in 8 bytes, then its bytes. Nothing is read ahead of the message asked for, so `poll` on the
 descriptor is reliable: it is readable exactly if a message, or the end of the stream, has arrived.
@@ -7,6 +7,7 @@ descriptor is reliable: it is readable exactly if a message, or the end of the s
 import contextlib
 import socket
 import struct
+from collections import deque
 
 _HEAD = struct.Struct("<q")  # the length; a failure's length is negative
 
@@ -18,11 +19,16 @@ _LARGEST_READ = 1 << 30
 
 
 class ChannelClosed(EOFError):
-    """The other side has closed the channel or died, or this side was closed."""
+    """Raised if the other side has closed the channel or died, or if this side was closed."""
 
 
 class FailureReported(Exception):
-    """The message reports a failure. `args[0]` holds its bytes."""
+    """Raised by `receive` for a message that reports a failure. `args[0]` has its bytes."""
+
+
+def frame(data: bytes | memoryview) -> list[memoryview]:
+    """Returns the parts of one message, for `Channel.send_available`."""
+    return [memoryview(part) for part in (_HEAD.pack(len(data)), data) if len(part)]
 
 
 class Channel:
@@ -54,14 +60,32 @@ class Channel:
             raise FailureReported(self._read(-length))
         return self._read(length)
 
+    def send_available(self, parts: deque[memoryview]) -> None:
+        """Sends as much of the parts (from `frame`) as fits without blocking, and removes what was sent."""
+        try:
+            while parts:
+                count = self._socket.send(parts[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                if count < len(parts[0]):
+                    parts[0] = parts[0][count:]
+                else:
+                    parts.popleft()
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            raise ChannelClosed from None
+
     def fileno(self) -> int:
-        """Returns the descriptor, for `poll`; -1 once closed."""
+        """Returns the descriptor of the socket, for `poll`; -1 after `close`."""
         return self._socket.fileno()
 
-    def close(self) -> None:
-        """Ends the stream for both sides, even if a forked process still holds a copy of this end."""
+    def shutdown(self) -> None:
+        """Ends the stream for both sides, even if a forked process still has a copy of this end."""
         with contextlib.suppress(OSError):  # the other side has died, or this one is closed already
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the stream for both sides and closes the descriptor."""
+        self.shutdown()
         self._socket.close()
 
     def _write(self, length: int, data: bytes) -> None:
@@ -70,7 +94,7 @@ class Channel:
         try:
             for part in parts:
                 self._socket.sendall(part, socket.MSG_NOSIGNAL)
-        except ConnectionError:
+        except OSError:  # also if memory is short: after half a message the next one could not be read
             raise ChannelClosed from None
 
     def _read(self, size: int) -> bytes:

@@ -5,8 +5,9 @@ in one line.
 """
 
 import os
+import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -24,22 +25,14 @@ _LAUNCHER = {
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_STEPID", "TF_CONFIG"),
 }
 _LAUNCHER_PREFIXES = (
-    "TORCHELASTIC_",
-    "OMPI_",
-    "PMIX_",
-    "PMI_",
-    "MPI_LOCAL",
-    "MV2_COMM_",
-    "PALS_",
-    "JSM_",
-    "FLUX_TASK_",
-    "HOROVOD_",
+    *("TORCHELASTIC_", "OMPI_", "PMIX_", "PMI_", "MPI_LOCAL"),
+    *("MV2_COMM_", "PALS_", "JSM_", "FLUX_TASK_", "HOROVOD_"),
 )
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """The variables in which a launcher passes a process its place."""
+    """The names of the variables in which a launcher passes rank, world size and local rank to a process."""
 
     rank: str
     count: str
@@ -72,7 +65,7 @@ _MPI = (_OPEN_MPI, _MVAPICH, _JSRUN, _CRAY, _FLUX, _HYDRA, _HOROVOD)
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """The place of this process in a world that another launcher started."""
+    """The place of this process among the processes that a launcher started."""
 
     index: int
     count: int
@@ -84,14 +77,15 @@ class ProcessPlace:
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
             raise LaunchError(
-                f"The launcher's variables do not fit together: rank {self.index} in a world of {self.count}, whose "
-                f"ranks are 0 to {self.count - 1}. Check RANK and WORLD_SIZE (SLURM: SLURM_PROCID and SLURM_NTASKS)."
+                f"The launcher's variables do not fit together: rank {self.index} in a world of {self.count} "
+                f"processes, whose ranks are 0 to {self.count - 1}. Correct RANK and WORLD_SIZE (SLURM: SLURM_PROCID "
+                "and SLURM_NTASKS)."
             )
         if not 0 <= self.local_index < self.local_count <= self.count:
             raise LaunchError(
-                "The launcher's variables do not fit together: local rank "
-                f"{self.local_index} of {self.local_count} processes on this host, in a world of {self.count}. "
-                "Check LOCAL_RANK and LOCAL_WORLD_SIZE (SLURM: SLURM_LOCALID and SLURM_TASKS_PER_NODE)."
+                f"The launcher's variables do not fit together: local rank {self.local_index} of {self.local_count} "
+                f"processes on this host, in a world of {self.count} processes. Correct LOCAL_RANK and "
+                "LOCAL_WORLD_SIZE (SLURM: SLURM_LOCALID and SLURM_TASKS_PER_NODE)."
             )
         if not 0 < self.port < 65536:
             raise LaunchError(f"MASTER_PORT={self.port} is not a port number. Use a free port from 1 to 65535.")
@@ -109,7 +103,7 @@ def find_cache_home() -> Path:
 
 
 def find_place() -> ProcessPlace | None:
-    """Returns this process's place as torchrun, MPI, SLURM or TF_CONFIG give it; None if no launcher started it."""
+    """Returns this process's place from the variables of torchrun, MPI, SLURM or TF_CONFIG; None without a launcher."""
     if "RANK" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1":
         return _from_torchrun()
     # MPI before SLURM: if srun started mpirun, SLURM's variables count mpirun's helpers, one on each node.
@@ -120,24 +114,24 @@ def find_place() -> ProcessPlace | None:
 
 
 def describe_launch() -> str:
-    """Lists the variables, with values, that mark this process as launched; for error messages."""
+    """Returns the variables that mark this process as launched, with their values, as text for error messages."""
     mpi = [name for launcher in _MPI if launcher.is_present for name in (launcher.rank, launcher.count)]
     names = dict.fromkeys(("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_ID", *mpi, "PMIX_RANK", "TF_CONFIG"))
     return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
 
 def read_local_index(default: int) -> int:
-    """Returns this process's index on its host from LOCAL_RANK; `default` if that is not set."""
+    """Returns this process's index on its host from LOCAL_RANK; `default` if LOCAL_RANK is not set."""
     return _read(_parse_integer, "LOCAL_RANK") if "LOCAL_RANK" in os.environ else default
 
 
 def has_launcher_store() -> bool:
-    """Returns whether the launcher itself runs the store for the rendezvous, as torchrun does."""
+    """Returns whether the launcher runs the store for the rendezvous itself, as torchrun does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def set_default(name: str, value: str) -> str:
-    """Sets a variable if it is not set yet, and returns its value."""
+    """Sets a variable unless it is set already; returns its value."""
     return os.environ.setdefault(name, value)
 
 
@@ -197,7 +191,7 @@ def _from_mpi() -> ProcessPlace | None:
 
 
 def _refuse_pmi_only() -> None:
-    """Raises if only PMI's variables are set, because they do not contain the number of processes on this host."""
+    """Raises if only PMI's variables are set, because the number of processes on this host is not among them."""
     is_complete = "SLURM_PROCID" in os.environ or any(each.is_present for each in _MPI if each is not _HYDRA)
     several = os.environ.get("PMI_SIZE", "1") != "1"
     if several or ("PMIX_RANK" in os.environ and not is_complete):
@@ -248,7 +242,7 @@ def _slurm_local_count() -> int:
 
 
 def _read(parse: Callable[[str], Value], *names: str) -> Value:
-    """Returns the parsed value of the first of these variables that is set."""
+    """Returns the parsed value of the first of these variables that is set; raises if none is set or valid."""
     for name in names:
         value = os.environ.get(name)
         if value:
@@ -260,9 +254,39 @@ def _read(parse: Callable[[str], Value], *names: str) -> Value:
                     "Let torchrun or srun set it, or unset it to train on this host alone."
                 ) from None
     raise LaunchError(
-        f"{' or '.join(names)} is not set, although this process was launched: "
-        f"{describe_launch()}. Start the script with torchrun or srun, or unset these to train on this host alone."
+        f"{' or '.join(names)} is not set, but other variables say that a launcher started this process: "
+        f"{describe_launch()}. Set it in every process, or use torchrun or srun; unset the others to train here alone."
     )
+
+
+def list_settings(names: Container[str]) -> dict[str, str]:
+    """Returns those of these variables that are set, and all whose names begin with LOCKSTEP_."""
+    return {name: value for name, value in os.environ.items() if name in names or name.startswith("LOCKSTEP_")}
+
+
+def read_devices() -> int | list[str] | None:
+    """Returns the devices in LOCKSTEP_DEVICES, a number or names with commas between them, for `devices=None`."""
+    text = os.environ.get("LOCKSTEP_DEVICES", "").strip()
+    if not text:
+        return None
+    return int(text) if text.isdigit() else [name.strip() for name in text.split(",")]
+
+
+def read_worker_timeout() -> float | None:
+    """Returns the seconds after which a worker that does not answer is ended; 0 means never, None that none were set.
+
+    Under a debugger, which stops processes for as long as it likes, there is no end unless it is set.
+    """
+    text = os.environ.get("LOCKSTEP_WORKER_TIMEOUT", "").strip()
+    if not text:
+        return 0.0 if sys.gettrace() is not None else None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        raise LaunchError(
+            f"LOCKSTEP_WORKER_TIMEOUT must be a number of seconds. Got {text!r}. Use for example 120, or 0 for no "
+            "time limit."
+        ) from None
 
 
 def _parse_integer(text: str) -> int:

@@ -1,21 +1,24 @@
-"""glibc's malloc: keeps the memory that a step frees for the next step.
+"""Makes glibc's malloc keep the memory that a step frees, for the next step.
 
 By default glibc returns large blocks to the kernel as soon as they are freed, and the next step pays for them again in
-page faults. A training process needs the same memory again at once.
+page faults. A training process needs the same memory again at once. The largest blocks are returned all the same, as in
+any program: kept, they leave holes in the heap that the next gradient of that size does not fit into, because malloc
+asks for some bytes more to align it.
 """
 
 import ctypes
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-_LARGEST = 1 << 30
+_LARGEST_KEPT = 1 << 25  # where glibc's own threshold, which follows what a program frees, ends too
+_MOST_KEPT = 1 << 30  # at the end of the heap
 
 
 def keep_freed_memory() -> None:
-    """Makes malloc keep freed memory in this process; does nothing if the C library has no `mallopt`."""
+    """Makes malloc keep freed blocks of up to 32 MB in this process; does nothing if the C library has no `mallopt`."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return
-    mallopt(_M_MMAP_THRESHOLD, _LARGEST)
-    mallopt(_M_TRIM_THRESHOLD, _LARGEST)
+    mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
+    mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
     mallopt(_M_TOP_PAD, 1 << 26)

@@ -1,5 +1,10 @@
-"""A worker process as its parent sees it: its channel, its output, and how it ended."""
+"""A worker process: how it is started, what belongs to it, and how it ended.
 
+The supervisor's thread alone spawns, reaps and closes a process. It sets the events, for which other threads wait.
+"""
+
+import contextlib
+import math
 import os
 import pickle
 import select
@@ -8,12 +13,15 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from lockstep.errors import WorkerError
-from lockstep.launch.channel import Channel, ChannelClosed, FailureReported
+import cloudpickle
+
+from lockstep.launch.channel import Channel, ChannelClosed, frame
 from lockstep.launch.environment import build_worker_environment
+from lockstep.launch.output_relay import OutputStream
 
 # sys.path is set before the first import of Lockstep, because the parent may have found Lockstep and its dependencies
 # in places where a fresh interpreter does not search. The working directory is inherited.
@@ -22,121 +30,163 @@ _BOOTSTRAP = (
     "from lockstep.launch.worker_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 
-_LAST_LINES = 20
-_SECONDS_TO_END = 10.0  # for a process whose channel is closed; a core dump or a loaded machine takes time
-_SECONDS_FOR_LAST_LINES = 2.0  # a child that the worker left behind may hold its stderr open for ever
-
 
 class Process:
-    """A worker process. `release` closes its channel and pidfd; the output relay closes its pipes."""
+    """A worker process, which runs `entry(channel)`. Nothing is opened before `spawn`."""
 
-    def __init__(self, name: str, share: Sequence[int]) -> None:
+    def __init__(self, name: str, entry: Callable[[Channel], object], share: Sequence[int]) -> None:
         self.name = name
-        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)  # of its stderr
-        self.stderr_closed = threading.Event()  # set once its stderr has been read to the end
+        self.pid: int | None = None
+        self.pidfd = -1
+        self.channel: Channel | None = None
+        self.streams: list[OutputStream] = []  # its stdout and stderr
+        self.error: Exception | None = None  # why it could not be started
+        self.exit_code: int | None = None
+        self.deadline = math.inf  # when it is killed; finite once it shall end
+        self.is_unreachable = False  # whether it was killed because it had closed its channel and went on
+        self.spawned = threading.Event()  # or could not be started
+        self.sent = threading.Event()  # the entry has been sent, or cannot be sent any more
+        self.reaped = threading.Event()
+        self.closed = threading.Event()
+        self._popen: subprocess.Popen[bytes] | None = None
         self._share = tuple(share)
-        ours, theirs = socket.socketpair()
-        self.channel = Channel(ours)
+        self._path = [path for path in sys.path if isinstance(path, str)]
+        self._environment = build_worker_environment()
+        self._unsent = _pack(entry, self._share)
+
+    def spawn(self) -> None:
+        """Starts the process. If that fails, `error` says why and everything is closed."""
         try:
+            ours, theirs = socket.socketpair()
+            self.channel = Channel(ours)
             with theirs:
-                self.popen = subprocess.Popen(
-                    _command(theirs.fileno()),
+                self._popen = subprocess.Popen(
+                    self._build_command(theirs.fileno()),
                     bufsize=0,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    pass_fds=(theirs.fileno(), *share),
+                    pass_fds=(theirs.fileno(), *self._share),
                     process_group=0,  # the terminal's Ctrl-C goes to the parent alone
-                    env=build_worker_environment(),
+                    env=self._environment,
                 )
-        except BaseException:
-            self.channel.close()
-            raise
-        try:
-            self.pidfd = os.pidfd_open(self.popen.pid)
-        except BaseException:
-            self.kill()
-            self.close_pipes()
-            self.channel.close()
-            raise
-        self._message = _poll(self.channel.fileno())
-        self._message_or_end = _poll(self.channel.fileno(), self.pidfd)
-        self._end = _poll(self.pidfd)
-
-    def begin(self, payload: bytes) -> None:
-        """Sends the entry that the worker is to run."""
-        self.channel.send(pickle.dumps((sys.argv, self._share)))
-        self.channel.send(payload)
-
-    def wait_for_message(self) -> None:
-        """Blocks until a message arrives or the channel is closed; raises `ChannelClosed` if the worker has died."""
-        self._message_or_end.poll()
-        if not self._message.poll(0):
-            raise ChannelClosed
-
-    def read_last_failure(self) -> bytes | None:
-        """Returns the failure that the worker reported before it ended; skips messages that were not received."""
-        try:
-            while self._message.poll(0):
-                self.channel.receive()
-        except FailureReported as reported:
-            data: bytes = reported.args[0]
-            return data
-        except ChannelClosed:
-            pass
-        return None
-
-    def wait(self, seconds: float) -> bool:
-        """Waits at most this long for the worker to end; returns whether it has."""
-        return bool(self._end.poll(1000 * seconds))
-
-    def build_end_error(self) -> WorkerError:
-        """Returns the error that says how the worker ended, with its last lines."""
-        if not self.wait(_SECONDS_TO_END):
-            how = "closed its channel but still runs"
+            assert self._popen.stdout is not None
+            assert self._popen.stderr is not None
+            self.streams = [
+                OutputStream(self._popen.stdout, "stdout", self.name),
+                OutputStream(self._popen.stderr, "stderr", self.name),
+            ]
+            self.pidfd = os.pidfd_open(self._popen.pid)
+        except Exception as error:  # no more processes or descriptors
+            self.fail(error)
         else:
-            self.stderr_closed.wait(_SECONDS_FOR_LAST_LINES)  # the last lines may still be in the pipe
-            how = _describe_exit(self.popen.wait())
-        lines = "".join(f"\n  {line}" for line in self.last_lines)
-        return WorkerError(
-            f"Worker {self.name} (pid {self.popen.pid}) {how}."
-            + (f" The last lines of its stderr:{lines}" if lines else " It wrote nothing to stderr.")
-        )
+            self.pid = self._popen.pid
+            self.spawned.set()
+
+    def fail(self, error: Exception) -> None:
+        """Records why the process could not be started, and closes everything."""
+        self.error = error
+        self.end()
+
+    def send_entry(self) -> None:
+        """Sends as much of the entry as fits without blocking."""
+        assert self.channel is not None
+        try:
+            self.channel.send_available(self._unsent)
+        except ChannelClosed:  # the process has ended
+            self._unsent.clear()
+        if not self._unsent:
+            self.sent.set()
+
+    def end_within(self, seconds: float) -> None:
+        """Makes the supervisor kill the process after this time, unless an earlier time was set, and close it."""
+        self.deadline = min(self.deadline, time.monotonic() + seconds)
+
+    def kill_unreachable(self) -> None:
+        """Kills a process that runs on without its channel; in any thread, and without closing anything."""
+        self.is_unreachable = True
+        with contextlib.suppress(OSError):  # it has ended, and is closed
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kills the worker if it has not ended, and reaps it."""
-        self.popen.kill()
-        self.popen.wait()
+        """Kills the process, unless it has ended."""
+        assert self._popen is not None
+        self._popen.kill()
 
-    def release(self) -> None:
-        """Closes the channel and the pidfd of an ended worker."""
-        self.channel.close()
-        os.close(self.pidfd)
+    def reap(self) -> None:
+        """Waits for the process to end, and relays what it has written until then."""
+        assert self._popen is not None
+        self.exit_code = self._popen.wait()
+        for stream in self.streams:
+            stream.relay_rest()
+        self._unsent.clear()
+        self.sent.set()
+        self.reaped.set()
 
-    def close_pipes(self) -> None:
-        """Closes the pipes of its stdout and stderr."""
-        for stream in (self.popen.stdout, self.popen.stderr):
-            assert stream is not None
+    def end(self) -> None:
+        """Kills and reaps the process, unless that was done before or it was never started, and closes everything."""
+        if self._popen is not None and self.exit_code is None:
+            self.kill()
+            self.reap()
+        if self.channel is not None:
+            self.channel.close()
+        for stream in self.streams:
             stream.close()
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+        self._unsent.clear()
+        for event in (self.spawned, self.sent, self.reaped, self.closed):
+            event.set()
+
+    def describe_end(self) -> str:
+        """Returns how the process ended, as the rest of a sentence about it."""
+        if self.error is not None:
+            return f"could not be started: {self.error}"
+        if self.is_unreachable:
+            return "closed its channel and ran on, so it was killed"
+        if self.exit_code is None:
+            return "still runs"
+        if self.exit_code >= 0:
+            return f"left with exit code {self.exit_code}"
+        number = -self.exit_code
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        hint = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}"
+
+    def _build_command(self, descriptor: int) -> list[str]:
+        # How the standard library itself starts an interpreter with the same -W, -X, -O, -I ... as this one.
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        return [sys.executable, *flags, "-c", _BOOTSTRAP, str(descriptor), str(os.getpid()), *self._path]
 
 
-def _poll(*descriptors: int) -> "select.poll":  # quoted, because Windows has no select.poll
-    result = select.poll()
+def find_readable(*descriptors: int, seconds: float | None = 0.0) -> Sequence[int]:
+    """Returns the descriptors that can be read; waits for the first at most `seconds`, without limit if None.
+
+    A closed descriptor counts as readable, because reading it fails at once.
+    """
+    if min(descriptors) < 0:
+        return descriptors
+    poll = select.poll()
     for descriptor in descriptors:
-        result.register(descriptor, select.POLLIN)
-    return result
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(None if seconds is None else 1000 * seconds)]
 
 
-def _command(descriptor: int) -> list[str]:
-    path = [entry for entry in sys.path if isinstance(entry, str)]
-    # How the standard library itself starts an interpreter with the same -W, -X, -O, -I ... as this one.
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [sys.executable, *flags, "-c", _BOOTSTRAP, str(descriptor), str(os.getpid()), *path]
+def _pack(entry: Callable[[Channel], object], share: tuple[int, ...]) -> deque[memoryview]:
+    """Returns the messages that a worker starts with.
 
+    Read-only buffers, such as a model that is pickled already, are not copied, so the workers' messages can share one.
+    Others are, because they may change before they are sent.
+    """
+    buffers: list[memoryview] = []
 
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"left with exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    hint = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"
+    def copy_writable(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.readonly:
+            buffers.append(raw)
+        return not raw.readonly
+
+    data = cloudpickle.dumps(entry, protocol=5, buffer_callback=copy_writable)
+    head = pickle.dumps((sys.argv, share, len(buffers)))
+    return deque(part for message in (head, data, *buffers) for part in frame(message))

@@ -18,7 +18,7 @@ _LIMIT = 1 << 15
 
 
 class Failure(TypedDict):
-    """The form in which an exception is sent."""
+    """A pickled exception with its traceback, or a description of an exception that cannot be pickled."""
 
     type: str
     message: str
@@ -28,7 +28,7 @@ class Failure(TypedDict):
 
 
 def encode(exception: BaseException) -> Failure:
-    """Returns the exception in a form that can always be pickled."""
+    """Returns the exception as a `Failure`, which can always be pickled."""
     lines = "".join(traceback.format_exception(exception))
     return Failure(
         type=type(exception).__qualname__,
@@ -40,12 +40,12 @@ def encode(exception: BaseException) -> Failure:
 
 
 def send_exception(channel: Channel, exception: BaseException) -> None:
-    """Sends the exception; `WorkerPool.receive` raises it in the controlling process."""
+    """Sends an exception to the controller, in which `Worker.receive` raises it."""
     channel.send_failure(pickle.dumps(encode(exception)))
 
 
 def raise_received(failure: Failure, worker: str) -> NoReturn:
-    """Raises the exception with the worker's traceback as a note; or a `WorkerError` that quotes it."""
+    """Raises a worker's exception with the worker's traceback as a note; or a `WorkerError` that quotes it."""
     exception = _try_unpickle(failure["pickled"])
     if exception is None:
         exception = WorkerError(f"Worker {worker} raised {failure['type']}: {failure['message']}")
@@ -85,5 +85,5 @@ def _format_message(exception: BaseException) -> str:
 
 
 def _cut(text: str) -> str:
-    """Keeps the first and last part of a text that is longer than the limit."""
+    """Returns the text, without its middle part if it is longer than the limit."""
     return text if len(text) <= _LIMIT else f"{text[: _LIMIT // 4]}\n...\n{text[-_LIMIT // 4 :]}"

@@ -1,11 +1,11 @@
 """Anonymous shared memory (memfd) and pickles whose arrays are stored in it.
 
-A region is a memfd. Workers inherit its descriptor, or open it through /proc while the process that created it holds it
+A region is a memfd. Workers inherit its descriptor, or open it through /proc while the process that created it keeps it
 open. It has no name that could be left behind or opened by another user, and the kernel frees it when the last process
-closes it. It grows on demand, and only pages that were written take memory. A file can be mapped in the same way.
+closes it. It grows on demand, and only pages that were written use memory. A file can be mapped in the same way.
 
-`pack` writes the arrays of an object into a region; only the small rest of the pickle goes through the channel, and
-`unpack` reads the arrays in place. Both ends are our own processes.
+`pack` writes the arrays of an object into a region; only the small rest of the pickle is sent through the channel, and
+`unpack` reads the arrays in place. Both ends are processes of the same run, so the pickle is trusted.
 """
 
 import mmap
@@ -18,13 +18,14 @@ from typing import Any
 import cloudpickle
 
 from lockstep.errors import BatchError, PlatformError, WorkerError
+from lockstep.launch.deferred_signals import defer_all_interrupts
 
 PAGE = 4096
 _ALIGNMENT = 64
 
 
 class Region:
-    """Shared memory behind one descriptor; each process maps it for itself."""
+    """Shared memory behind one descriptor, which each process maps separately."""
 
     def __init__(self, descriptor: int, writable: bool = True) -> None:
         self.descriptor = descriptor
@@ -40,12 +41,12 @@ class Region:
                 "Replicas in several processes need Linux's memfd_create, which this platform does not have. "
                 "Use devices=1."
             )
-        descriptor = os.memfd_create(f"lockstep-{name}", os.MFD_CLOEXEC)
-        return cls(descriptor)
+        with defer_all_interrupts():  # until the descriptor has an owner
+            return cls(os.memfd_create(f"lockstep-{name}", os.MFD_CLOEXEC))
 
     @classmethod
     def open_from_process(cls, pid: int, descriptor: int) -> "Region":
-        """Opens a region that another process of the same user holds open."""
+        """Opens a region whose descriptor another process of the same user has open."""
         try:
             return cls(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
         except OSError as error:
@@ -56,7 +57,7 @@ class Region:
 
     @property
     def nbytes(self) -> int:
-        """The current size, which another process may have changed."""
+        """The current size of the region, which another process may have changed."""
         return os.fstat(self.descriptor).st_size
 
     def view(self, nbytes: int) -> memoryview:
@@ -72,7 +73,7 @@ class Region:
         return self._view
 
     def view_private(self, nbytes: int) -> memoryview:
-        """Returns a copy-on-write view of the first `nbytes`: what is written to it stays in this process."""
+        """Returns a copy-on-write view of the first `nbytes`: other processes do not see what is written to it."""
         return memoryview(mmap.mmap(self.descriptor, max(nbytes, 1), mmap.MAP_PRIVATE))
 
     def close(self) -> None:
@@ -104,12 +105,12 @@ def pack(values: Sequence[Any], region: Region) -> list[bytes]:
 
 
 def unpack(message: bytes, region: Region) -> Any:
-    """Returns the value. Its arrays are read-only views of the region, valid until the next `pack` into it."""
+    """Returns the value of a message. Its arrays are read-only views of the region, until the next `pack` into it."""
     return _load(message, lambda nbytes: region.view(nbytes).toreadonly())
 
 
 def unpack_private(message: bytes, region: Region) -> Any:
-    """Returns the value with writable arrays: pages are copied on write, and unwritten pages stay shared."""
+    """Returns the value of a message with writable arrays: pages are copied on write, the others stay shared."""
     return _load(message, region.view_private)
 
 

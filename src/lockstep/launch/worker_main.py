@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(descriptor: int, parent: int) -> NoReturn:
-    """Runs the entry that the parent sends and ends the process; never returns."""
+    """Runs the function that the parent sends, and ends the process; never returns."""
     _request_death_with(parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; the parent decides
         signal.signal(number, signal.SIG_IGN)
@@ -45,13 +45,13 @@ def _request_death_with(parent: int) -> None:
 
 
 def _run(channel: Channel) -> int:
-    """Runs the entry that the parent sends; returns the exit code."""
+    """Runs the function that the parent sends; returns the exit code."""
     try:
-        sys.argv, descriptors = pickle.loads(channel.receive())
+        sys.argv, descriptors, num_buffers = pickle.loads(channel.receive())
         # Processes that the worker starts must not inherit these, because they would hold them open.
         for descriptor in (channel.fileno(), *descriptors):
             os.set_inheritable(descriptor, False)
-        _load_entry(channel.receive())(channel)
+        _load_entry(channel.receive(), [channel.receive() for _ in range(num_buffers)])(channel)
     except ChannelClosed:  # the parent has closed its workers
         return 0
     except SystemExit as leaving:
@@ -66,18 +66,19 @@ def _run(channel: Channel) -> int:
     return 0
 
 
-def _load_entry(payload: bytes) -> Callable[[Channel], object]:
+def _load_entry(payload: bytes, buffers: list[bytes]) -> Callable[[Channel], object]:
     try:
-        entry: Callable[[Channel], object] = pickle.loads(payload)
+        entry: Callable[[Channel], object] = pickle.loads(payload, buffers=buffers)
     except ImportError as error:
         raise WorkerError(
-            f"A worker cannot import {error.name!r}, which the script uses: {error}. "
-            "Put its folder on sys.path before `wrap`, or define it in the script itself."
+            f"A worker cannot import {error.name!r}, which the script uses: {error}. Put the module's folder on "
+            "sys.path before `wrap`, or define what the script uses in the script itself."
         ) from error
     except Exception as error:
         raise WorkerError(
             "A worker cannot unpickle the model, the optimizer or the loss. "
-            f"It raised {type(error).__name__}: {error}. Define what is missing in the script or in a module."
+            f"It raised {type(error).__name__}: {error}. Define the classes and functions that they need in the "
+            "script, or in a module that a worker can import."
         ) from error
     return entry
 

@@ -1,1 +1,1 @@
-"""The processes that train one model together: this one alone, with workers it started, or with launched ones."""
+"""The processes that train one model: this one alone, with workers that it started, or with launched ones."""

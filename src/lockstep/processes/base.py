@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from lockstep.backends.base import Work
+from lockstep.core.attempt import Observer
 from lockstep.core.plan import Plan
+from lockstep.core.types import Work
 from lockstep.processes.commands import Command
 from lockstep.training.step import Member
 
@@ -17,42 +18,68 @@ Value = TypeVar("Value")
 
 
 class Processes(Protocol):
-    """This process and the others that train with it."""
+    """This process and the others that train one model with it."""
 
-    devices: tuple[str, ...]  # of all processes, in order
     first: bool  # whether this process prints and writes for all
-    closed: bool
+    route: str  # how the partial sums of launched processes reach each other; empty for others
+
+    @property
+    def closed(self) -> bool:
+        """Whether these processes can no longer be used, so that others must be started."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices of all processes, in order."""
 
     @property
     def member(self) -> Member:
-        """This process itself."""
+        """The object that makes this process's part of each step."""
 
     def ready(self) -> None:
-        """Return once every process is there; raise what kept one from coming."""
+        """Waits until every process is there; raises the error of one that has failed."""
+
+    def assign(self, num_shards: int) -> Plan:
+        """Returns which replica computes which shard of the next batch."""
 
     def step(self, works: list[Work], plan: Plan) -> AbstractContextManager[Work]:
-        """Have all others make a step; the body of the context makes this process's part of it, on the work it gets.
+        """Returns a context that makes a step in all other processes, and yields this process's work for the block.
 
-        What the body raises has consequences for the others, which this context sees to.
+        If the block raises, the context ends the step in the other processes too. It raises `AttemptAborted` if a
+        process was lost and the others are to make the step again.
         """
 
     def gather(self, command: Command, works: Sequence[Work]) -> list[Any]:
-        """Run the command in each process on its work, and return all answers in the order of the processes."""
+        """Runs the command in each process on its work; returns all results in the order of the processes.
+
+        Raises `AttemptAborted` if a process was lost and the others are to run the command again.
+        """
 
     def agree(self, stop: bool, terminated: bool) -> tuple[bool, bool]:
-        """Return whether to stop, as the process that runs the callbacks has it, and whether any got SIGTERM."""
+        """Returns whether the process that runs the callbacks wants to stop, and whether any process got SIGTERM."""
 
     def share(self, make: Callable[[], Value]) -> Value:
-        """Return in every process what `make` gives in the first one; what it raises there is raised everywhere."""
+        """Returns in every process what `make` returns in the first; an error there is raised in every process."""
 
     def settle(self) -> None:
-        """Bring to every process what the first one's callbacks have done to the model."""
+        """Copies what the first process's callbacks have changed in the model to every process."""
+
+    def end_quiet_period(self) -> None:
+        """Records that the script's code runs next; its writes to the state are detected before the next command.
+
+        Called in one process or another, so it exchanges nothing.
+        """
 
     def abandon(self, terminated: bool = False) -> None:
-        """Tell the others that this process has failed, or got SIGTERM, between two calls and makes no other."""
+        """Reports to the other processes that this one has failed, or got SIGTERM, and makes no further call."""
+
+    def resize(self, devices: Sequence[str]) -> bool:
+        """Trains on these devices from the next batch on; returns False if that needs other processes."""
+
+    def observe(self, observer: Observer | None) -> None:
+        """Gives each attempt to make a step from now on, with its times, to the observer; None ends that."""
 
     def replicas(self) -> list[list[int]]:
-        """Return the numbers of the replicas that each process holds."""
+        """Returns the numbers of the replicas of each process."""
 
     def close(self) -> None:
-        """End what was started; idempotent."""
+        """Ends the processes that were started and frees memory; idempotent."""

@@ -1,261 +1,290 @@
-"""This process, the controller, and the workers it started on this host.
+"""This process, the controller, and the workers that it has started on this host.
 
-The controller is the first process and the only one that decides. Each command goes to every worker and gets one
-answer. The answer to a step is only read before the next command, so that workers and controller apply their updates
-side by side. What the script changed between two commands travels with the second.
+The controller is the only process that decides. Each command is sent to every member and has one answer. The answer to
+a step is read before the next command, so that workers and controller apply their updates at the same time.
 
-When a worker is lost, or the script is interrupted, all workers end; the script's own model is whole, and the next use
-starts new workers from it.
+A worker that is lost before a step's commit costs an attempt: the others make the step again, with the same bits.
+Another process is started in its seat, and becomes a member at a step boundary, once it has computed one shard of a
+step with the controller's bits (core/membership.py, processes/coordinator.py). A script that is interrupted ends all
+workers; its model is valid, and the next use starts new workers from that model.
 """
 
 import functools
-import os
-import pickle
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from itertools import count
+from contextlib import contextmanager
 from typing import Any
 
-import cloudpickle
-
-from lockstep.backends.base import Backend, Portable, Work
-from lockstep.core.batches import Rows, transform
+from lockstep.backends.base import Backend
+from lockstep.core.assignment import Balance, Suspects, move_shards
+from lockstep.core.attempt import Observer
+from lockstep.core.lateness import Deadline
+from lockstep.core.membership import CONTROLLER
 from lockstep.core.plan import Plan
+from lockstep.core.types import Phases, Work
 from lockstep.data.reader import Readers
-from lockstep.errors import PeerFailed, WorkerError
-from lockstep.exchange.barrier import Barrier, require_ordered_writes
+from lockstep.errors import AttemptAborted, WorkerError
+from lockstep.exchange.barrier import require_ordered_writes
+from lockstep.exchange.base import Exchange
+from lockstep.exchange.in_process import InProcessExchange
 from lockstep.exchange.shared_memory import SharedMemoryExchange
-from lockstep.launch import shm
+from lockstep.launch.deferred_signals import defer_all_interrupts
+from lockstep.launch.shared_files import SharedFiles
 from lockstep.launch.shm import Region
 from lockstep.launch.worker_pool import WorkerPool, require_linux
-from lockstep.processes import commands
 from lockstep.processes.base import Value
+from lockstep.processes.command_sender import CommandSender
 from lockstep.processes.commands import Command
-from lockstep.processes.pipeline_transfer import PipelineSender
-from lockstep.processes.worker_loop import NO_MARK, STEP_MARK, Message, WorkerSetup, serve
-from lockstep.training.step import TURN, Member, read_examples
+from lockstep.processes.coordinator import Coordinator
+from lockstep.processes.newcomers import Newcomers
+from lockstep.processes.observed_attempts import ObservedAttempts
+from lockstep.processes.seats import Seats, Stage
+from lockstep.training.step import TURN, Member
+
+_MIN_SEATS = 16  # workers that can join later need no other memory and no new eventfds
 
 
 class LocalWorkers:
-    """The controller with one worker for every group of devices but the first."""
+    """The controller, and one worker for every other device.
 
-    first = True
+    The workers of `devices` are waited for, those of the devices `later` join when they are ready, and so do those of
+    `spare` devices. The script did not ask for these: what cannot be sent to workers, or what they refuse, ends them
+    instead of the step.
+    """
 
-    def __init__(self, backend: Backend, framework: str, groups: Sequence[Sequence[str]]) -> None:
+    first, route = True, ""
+
+    def __init__(
+        self,
+        backend: Backend,
+        framework: str,
+        devices: Sequence[str],
+        later: Sequence[str],
+        spare: Sequence[str],
+        report: Callable[[str], None],
+        deadline: Deadline,
+    ) -> None:
         require_linux()
         require_ordered_writes()
-        assert isinstance(backend, Portable)
-        recipe = _PickledRecipe(backend.dump())
-        backend.touched()  # what the script wrote until now is in the recipe
-        self.devices = tuple(device for group in groups for device in group)
-        self.closed = False
-        self._replicas = number_replicas(groups)
-        self._backend = backend
-        sums, self._messages, control = (Region.create(name) for name in ("leaves", "parcels", "control"))
-        self._regions = (sums, self._messages, control)
-        bells = tuple(os.eventfd(0) for _ in groups)
-        self._close_bells = weakref.finalize(self, _close, bells)
-        self._pipelines = PipelineSender()
-        self._readers = Readers(backend.stage, (0, len(groups)))
-        self._readers_for_others = Readers(place=(0, len(groups)))  # not staged: what they read is sent on
-        descriptors = tuple(region.descriptor for region in self._regions)
+        self._attempts = ObservedAttempts(report)
+        self._backend, self._report = backend, (report := self._attempts.announce)
+        self._has_spare = bool(spare)
+        self._is_closed = self._is_interrupted = False
+        self._plan: Plan | None = None  # of the last attempt
+        self._has_computed = True  # whether the last attempt had shards to compute
+        self._blamed_shards: dict[int, set[int]] = {}  # what a worker has computed in an attempt in which it raised
+        self._suspects = Suspects()
+        self._balance = Balance()
+        names = (*devices, *later, *spare)
+        self._num_seats = max(len(names), _MIN_SEATS)
+        files = SharedFiles(self._num_seats, ["control", "partial-sums", "messages", "proofs"])
+        self._close_files = weakref.finalize(self, SharedFiles.close, files)
+        control, sums, *messages = files.regions
+        self._pool = WorkerPool(share=[*files.descriptors, *files.eventfds])
+        self._seats = Seats(backend, framework, self._pool, files.eventfds, files.descriptors)
+        self._sender = CommandSender(backend, self._seats, messages, (0, len(names)))
+        self._readers = Readers(backend.stage, (0, len(names)))
+        self._coordinator = Coordinator(control, files.eventfds, self._seats.taken, report, deadline)
+        open_exchange = functools.partial(_open_exchange, backend, sums, self._coordinator)
+        self.member = Member(backend, open_exchange, [CONTROLLER], self._readers.read)
+        self._newcomers = Newcomers(self._seats, self._sender, self._coordinator, self.member, report)
+        self._seats.devices = names
         try:
-            self._workers = WorkerPool([group[0] for group in groups[1:]], share=[*descriptors, *bells])
-            barrier = Barrier(0, control, bells, self._workers.pidfds)
-            open_exchange = functools.partial(SharedMemoryExchange, backend, sums, barrier, index=0)
-            self.member = Member(backend, open_exchange, self._replicas[0], self._readers.read)
-            setups = [
-                WorkerSetup(framework, recipe, tuple(group), tuple(replicas), index, bells, descriptors)
-                for index, (group, replicas) in enumerate(zip(groups, self._replicas, strict=True))
-            ]
-            self._workers.start(cloudpickle.dumps(functools.partial(serve, setup)) for setup in setups[1:])
+            self._seats.start(range(1, len(devices)), is_waited_for=True)
+            self._seats.start(range(len(devices), len(names)))
         except BaseException:
             self.close()
             raise
-        self._plan: Plan | None = None  # the one that every worker has
-        self._controls = b""  # likewise
-        self._stale = False  # whether the script's state has not reached the workers
-        self._waiting = [True] * (len(groups) - 1)  # each worker says once that it is ready
+        backend.touched()  # what the script has written until now is in the recipe
 
     @property
-    def pids(self) -> list[int]:
-        """The workers' process ids."""
-        return self._workers.pids
+    def closed(self) -> bool:
+        """Whether these processes cannot be used: `close` was called, or a command was broken off."""
+        return self._is_closed or self._is_interrupted
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that are to train, by seat; not all may have a member at present."""
+        return self._seats.devices
+
+    @property
+    def pids(self) -> list[int | None]:
+        """The process ids of the workers that are members."""
+        return [seat.worker.pid for seat in self._seats.select(Stage.MEMBER)]
 
     def agree(self, stop: bool, terminated: bool) -> tuple[bool, bool]:
-        """Return both as they are: the callbacks run here."""
+        """Returns both values unchanged, because the callbacks run in this process."""
         return stop, terminated
 
     def share(self, make: Callable[[], Value]) -> Value:
-        """Return what `make` gives: this process is the first."""
+        """Returns what `make` returns, because this process is the first."""
         return make()
 
+    def observe(self, observer: Observer | None) -> None:
+        """Gives every attempt to make a step to the observer from now on, once the workers' answers to it are read."""
+        self._attempts.observer = observer
+
     def settle(self) -> None:
-        """Do nothing: what callbacks have changed travels with the next command."""
+        """Does nothing, because what callbacks have changed is sent with the next command."""
+
+    def end_quiet_period(self) -> None:
+        """Records the present state as known to the workers: only steps, which they made, too, have changed it."""
+        with TURN:
+            self._backend.touched()
 
     def abandon(self, terminated: bool = False) -> None:
-        """Do nothing: the workers wait for commands alone."""
+        """Does nothing: workers only wait for commands, so they need not know that the controller has failed."""
 
     def replicas(self) -> list[list[int]]:
-        """Return the numbers of each process's replicas."""
-        return self._replicas
+        """Returns the replica of each process: one, which has the number of the process (its seat)."""
+        state = self._coordinator.state
+        return [[seat] for seat in sorted(state.members | state.admitted)]
 
     def ready(self) -> None:
-        """Wait until every worker has its model."""
+        """Waits until every worker that was started with this object has created its model."""
         with self._closed_if_broken():
-            self._settle()
+            answers, is_committed = self._coordinator.collect(), self._coordinator.is_committed
+            if answers and is_committed and self._has_computed:
+                theirs = {seat: seconds for seat, (seconds, _) in answers.items()}
+                self._balance.note({CONTROLLER: self.member.compute_seconds, **theirs}, self._coordinator.step_seconds)
+            self._attempts.conclude(answers, self._newcomers.update(), is_committed)
+
+    def resize(self, devices: Sequence[str]) -> bool:
+        """Trains on these devices from now on; new workers join when they are ready. Returns False if it cannot."""
+        if len(devices) > self._num_seats or tuple(devices[:1]) != self.devices[:1]:
+            return False
+        self.ready()
+        with self._closed_if_broken():
+            self._change_devices(devices)
+        return True
+
+    def _change_devices(self, devices: Sequence[str]) -> None:
+        changed = [seat for seat, name in enumerate(self.devices) if seat >= len(devices) or devices[seat] != name]
+        for seat in changed:
+            if seat in self._seats.taken:
+                self._coordinator.dismiss(seat)
+                self._seats.release(seat)
+        before, self._seats.devices = self.devices, tuple(devices)
+        try:
+            self._seats.start(seat for seat in range(1, len(devices)) if seat not in self._seats.taken)
+        except Exception:
+            self._seats.devices = before[: 1 + max(self._seats.taken, default=0)]
+            raise
+
+    def assign(self, num_shards: int) -> Plan:
+        """Returns which member computes which shard in the next command; members may have changed since the last."""
+        self.ready()
+        state = self._coordinator.state
+        plan = Plan.from_counts(self._balance.choose([seat for (seat,) in self.replicas()], num_shards))
+        if not state.blamed or self._plan is None:
+            self._blamed_shards = {}
+        else:  # in any attempt of this step
+            for seat in state.blamed:
+                self._blamed_shards.setdefault(seat, set()).update(self._plan.shards_of([seat]))
+        return move_shards(plan, {CONTROLLER: state.suspects | self._suspects.shards, **self._blamed_shards})
 
     @contextmanager
     def step(self, works: list[Work], plan: Plan) -> Iterator[Work]:
-        """Send the step to the workers and hand out this process's part; their answers are read before the next."""
+        """Sends the step to the workers and yields this process's part. The answers are read with the next command.
+
+        Raises `AttemptAborted` if a worker was lost before the step counted, and the step is to be made again.
+        """
         with self._closed_if_broken():
-            new_plan = plan if plan != self._plan else None
-            self._send(functools.partial(commands.step, new_plan), works, STEP_MARK)
-            self._plan = plan
+            with self._alone_if_refused():
+                own = self._newcomers.send_proof(works[0])
+            if len(plan.replicas) == 1:
+                self._attempts.begin(self.member.laps, own, plan)
+                yield own
+                self._coordinator.note_step_alone(own.step)
+                self._attempts.commit_alone()
+                return
+            coordinator, seats = self._coordinator, self._seats.select(Stage.MEMBER)
+            attempt, members = coordinator.state.attempt + 1, tuple(sorted(plan.replicas))
+            with self._alone_if_refused():
+                messages = self._sender.pack_step(seats, works[1:], plan, attempt, members, self._attempts.is_observed)
+            coordinator.begin(own.step)
+            self._attempts.begin(self.member.laps, own, plan)
+            self._plan, self._has_computed = plan, own.phases is not Phases.UPDATE
+            coordinator.expect(self._sender.send(seats, messages, plan))
             try:
-                yield works[0]
-            except PeerFailed:
-                lost = self._workers.poll_dead()
-                if lost is not None:  # the others may wait for it at the barrier and never answer
-                    self._workers.raise_end(lost)
-                self._answers()
-                raise WorkerError(
-                    "A worker failed in this step and did not say why. The step was not made. Run it again."
-                ) from None
+                yield own
+                self._attempts.end_own_part()
+            except AttemptAborted:
+                self._attempts.abort(coordinator.collect(), coordinator.losses)
+                with self._alone_if_refused():
+                    coordinator.raise_if_given_up()
+                raise
             except Exception:
-                self._read_and_ignore_answers()
-                # If it was raised after the commit, the workers made the step and this process did not.
-                self._controls, self._stale = b"", True
+                if coordinator.is_committed:  # the workers make the step and this process does not
+                    for seat in seats:
+                        seat.sent.send_again()
+                coordinator.fail()
+                coordinator.collect()
                 raise
 
     def gather(self, command: Command, works: Sequence[Work]) -> list[Any]:
-        """Return all answers, this process's first."""
+        """Returns the results of all members; raises `AttemptAborted` if one was lost, whose result is missing."""
         with self._closed_if_broken():
-            self._send(command, works, NO_MARK)
+            coordinator, seats = self._coordinator, self._seats.select(Stage.MEMBER)
+            with self._alone_if_refused():
+                messages = self._sender.pack(command, seats, works[1:])
+            coordinator.expect(self._sender.send(seats, messages))
             try:
                 own = command(self.member, works[0])
             except Exception:
-                self._read_and_ignore_answers()
+                coordinator.collect()
                 raise
-            return [own, *self._answers()]
+            answers = coordinator.collect()
+            with self._alone_if_refused():
+                for error in coordinator.errors.values():
+                    raise error
+            if len(answers) < len(seats):
+                lost = [work.shards for seat, work in zip(seats, works[1:], strict=True) if seat.number not in answers]
+                self._suspects.add({shard for shards in lost for shard in shards})
+                raise AttemptAborted
+            self._suspects.clear()
+            return [own, *(answers[seat] for seat in sorted(answers))]
 
     def close(self) -> None:
-        """End the workers and let go of the shared memory."""
-        if self.closed:
+        """Ends the workers and frees the shared memory. Idempotent."""
+        if self._is_closed:
             return
-        self.closed = True
-        if hasattr(self, "_workers"):  # else not one worker could be started
-            self._workers.close()
-        self._readers.close()
-        self._readers_for_others.close()
-        self._pipelines.close()
-        if hasattr(self, "member"):
+        with defer_all_interrupts():
+            self._is_closed = True
+            self._pool.close()
+            self._sender.close()
             self.member.close()
-        for region in self._regions:
-            region.close()
-        self._close_bells()
+            self._close_files()
+        self._sender.close_readers()  # they may wait for the script's code, and Ctrl-C must be able to end that
+        self._readers.close()
 
     @contextmanager
     def _closed_if_broken(self) -> Iterator[None]:
-        """End the workers if one is lost, or if an interrupt has left a message unread."""
+        """Ends the workers if the block raises because none can go on, or with a message that was not read."""
+        self._is_interrupted = True  # also if a second Ctrl-C comes before the workers are ended
         try:
             yield
         except (WorkerError, KeyboardInterrupt, SystemExit, GeneratorExit):
             self.close()
             raise
-
-    def _send(self, command: Command, works: Sequence[Work], mark: bytes) -> None:
-        """Send a command to every worker, with what the script has changed since the last."""
-        self._settle()
-        with TURN:
-            controls = pickle.dumps(self._backend.controls())
-            # Inside, because a comparison of the whole state runs with the threads and switches of a step.
-            with self._backend.computing(works[0]):
-                self._stale |= self._backend.touched()
-        changed_controls = controls if controls != self._controls else None
-        state = self._backend.state() if self._stale else None
-        sent = self._for_workers(works[1:])
-        changes = self._pipelines.take_changes()
-        messages = [Message(command, work, changed_controls, state, changes) for work in sent]
-        try:
-            packed = shm.pack(messages, self._messages)
-        except BaseException:
-            self._pipelines.repeat()  # the workers have not got these changes
-            raise
-        for index, data in enumerate(packed):
-            self._waiting[index] = True
-            self._workers.send(index, mark + data)
-        self._controls, self._stale = controls, False
-
-    def _settle(self) -> None:
-        """Read the answers that are due. A failure here came after a commit, so that replica is lost."""
-        try:
-            self._answers()
         except Exception:
-            self.close()
+            self._is_interrupted = False
             raise
+        self._is_interrupted = False
 
-    def _read_and_ignore_answers(self) -> None:
-        """Read the answers to a command in which this process has failed itself: its own error is raised."""
-        with suppress(Exception):
-            self._answers()
-
-    def _for_workers(self, works: Sequence[Work]) -> list[Work]:
-        """Return the works with arrays that any process can read, and rows whose pipeline the workers have."""
-        rows = [piece for work in works for piece in work.shards.values() if isinstance(piece, Rows)]
-        if rows and not rows[0].pipeline.compiled.is_read_in_workers:
-            # Read once for all workers: a reader prefetches what would come next, for one caller.
-            examples = dict(zip(rows, self._readers_for_others.read(rows), strict=True))
-            works = [read_examples(work, lambda own: [examples[piece] for piece in own]) for work in works]
-
-        def leaf(value: Any) -> Any:
-            return self._pipelines.number(value) if isinstance(value, Rows) else self._backend.host(value)
-
-        return [replace(work, pieces=transform(work.pieces, leaf)) for work in works]
-
-    def _answers(self) -> list[Any]:
-        """Return the workers' answers to the last command; raise what one of them raised."""
-        answers = []
-        failures: list[Exception] = []
-        for index, waiting in enumerate(self._waiting):
-            if waiting:
-                self._waiting[index] = False
-                try:
-                    answers.append(pickle.loads(self._workers.receive(index)))
-                except PeerFailed:  # it reports that another has failed
-                    pass
-                except Exception as error:
-                    failures.append(error)
-        if failures:
-            # A worker that failed may not have taken over what came with the command: all of it is sent again.
-            self._plan, self._controls, self._stale = None, b"", True
-            self._pipelines.repeat()
-            raise next((error for error in failures if isinstance(error, WorkerError)), failures[0])
-        return answers
+    @contextmanager
+    def _alone_if_refused(self) -> Iterator[None]:
+        """If the block raises and the script did not ask for workers, ends them, so that this process goes on alone."""
+        try:
+            yield
+        except Exception as error:
+            if not self._has_spare or isinstance(error, WorkerError):  # a shard that ends processes is not tried here
+                raise
+            self._change_devices(self.devices[:1])
+            self._report(f"training goes on with {self.devices[0]} alone: a worker could not take part: {error}")
+            raise AttemptAborted from error
 
 
-def number_replicas(groups: Sequence[Sequence[str]]) -> list[list[int]]:
-    """Number the replicas of each process, on through the processes.
-
-    >>> number_replicas([["cuda:0", "cuda:1"], ["cuda:2"]])
-    [[0, 1], [2]]
-    """
-    numbers = count()
-    return [[next(numbers) for _ in group] for group in groups]
-
-
-class _PickledRecipe:
-    """A recipe that is pickled already; unpickled, it is the recipe."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return cloudpickle.loads, (self._data,)
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+def _open_exchange(backend: Backend, sums: Region, coordinator: Coordinator, plan: Plan) -> Exchange:
+    alone = len(plan.replicas) == 1
+    return InProcessExchange(backend) if alone else SharedMemoryExchange(backend, sums, coordinator, plan, CONTROLLER)

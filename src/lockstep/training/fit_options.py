@@ -1,4 +1,4 @@
-"""What `fit` was asked for, beside the data to train on: how far, what is validated, callbacks, checkpoint."""
+"""The validated options of `fit`: epochs, validation, callbacks and checkpoint."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -9,14 +9,16 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.core import batches
-from lockstep.core.arguments import is_number, show
+from lockstep.core.arguments import check_path, is_number, show
 from lockstep.errors import ArgumentError, BatchError
-from lockstep.training.call_arguments import checked_integer, checked_optional
+from lockstep.training.call_arguments import check_integer, check_optional_integer
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What `fit` validates on; `freq` is a number of epochs, or the epochs themselves, counted from 1 as Keras does.
+    """The validation data of a `fit`, and the epochs after which it is evaluated.
+
+    `freq=2` means every second epoch, and `freq=[1, 4]` means the first and the fourth epoch.
 
     >>> every_second, listed = Validation(None, freq=2), Validation(None, freq=[1, 4])
     >>> [[rule.is_due(epoch) for epoch in range(4)] for rule in (every_second, listed)]
@@ -24,24 +26,25 @@ class Validation:
     """
 
     data: Any
-    batch_size: int | None = None  # None: training's
-    steps: int | None = None  # None: all batches
+    batch_size: int | None = None  # None for the batch size of training
+    steps: int | None = None  # None for all batches
     freq: int | Collection[int] = 1
 
     def __post_init__(self) -> None:
-        checked_optional("validation_batch_size", self.batch_size)
-        checked_optional("validation_steps", self.steps)
+        check_optional_integer("validation_batch_size", self.batch_size)
+        check_optional_integer("validation_steps", self.steps)
         listed: Any = (
             [self.freq] if isinstance(self.freq, int | str) or not isinstance(self.freq, Collection) else self.freq
         )
         if not all(_is_epoch(each) for each in listed):
             raise ArgumentError(
-                "validation_freq is how many epochs lie between two validations, or a list of the epochs to validate, "
-                f"counted from 1. Got {show(self.freq)}. Use validation_freq=2, or validation_freq=[1, 5, 10]."
+                "validation_freq must be the number of epochs from one validation to the next, or a list of the "
+                f"epochs to validate, counted from 1. Got {show(self.freq)}. Use validation_freq=2, or "
+                "validation_freq=[1, 5, 10]."
             )
 
     def is_due(self, epoch: int) -> bool:
-        """Whether the epoch with this index, from 0, is validated."""
+        """Returns whether `fit` validates after the epoch with this index, counted from 0."""
         if isinstance(self.freq, Collection):
             return epoch + 1 in self.freq
         return (epoch + 1) % self.freq == 0
@@ -53,51 +56,58 @@ def _is_epoch(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class FitOptions:
-    """The options of one `fit`."""
+    """The options of one `fit`. The constructor raises ArgumentError if they are not valid."""
 
     epochs: int
     initial_epoch: int
     steps_per_epoch: int | None
     validation: Validation | None
-    callbacks: Sequence[Any] | None  # Lockstep's, or Keras's as they are
+    callbacks: Sequence[Any] | None  # callbacks of Lockstep or of Keras
     checkpoint: str | PathLike[str] | Checkpoint | None
     verbose: int
+    report: str | PathLike[str] | None = None
+    trace: str | PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        for name, value, example in (("report", self.report, "run.html"), ("trace", self.trace, "run.json")):
+            if value is not None:
+                check_path(name, value, ArgumentError, example)
         for name in ("epochs", "initial_epoch"):
-            object.__setattr__(self, name, checked_integer(name, getattr(self, name), least=0))
-        object.__setattr__(self, "steps_per_epoch", checked_optional("steps_per_epoch", self.steps_per_epoch))
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), least=0))
+        object.__setattr__(self, "steps_per_epoch", check_optional_integer("steps_per_epoch", self.steps_per_epoch))
         if self.initial_epoch and self.checkpoint is not None:
             raise ArgumentError(
-                "A run with checkpoint= goes on at the epoch that its folder holds. Got initial_epoch="
-                f"{self.initial_epoch} and checkpoint={str(self.checkpoint)!r}. Leave initial_epoch out."
+                f"initial_epoch={self.initial_epoch} cannot be used together with checkpoint={str(self.checkpoint)!r}, "
+                "because a resumed run continues at the epoch in its checkpoint. Leave initial_epoch out."
             )
 
 
 def split_validation(data: Any, fraction: float, read_arrays: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Return the data to train on, and the last `fraction` of it to validate on, cut before shuffling as Keras does.
+    """Splits the data before shuffling, as Keras does: returns the training data and the validation data.
 
-    `read_arrays` gives arrays in the form in which they are cut.
+    The validation data is the last `fraction` of the examples; None if `fraction` is 0. `read_arrays` converts the data
+    to arrays that can be split.
     """
     if not is_number(fraction) or not 0 <= fraction < 1:
         raise ArgumentError(
-            f"validation_split is the part of the data to validate on, from 0 up to 1. Got {show(fraction)}. Use "
-            "validation_split=0.1, for example."
+            "validation_split, the fraction of the data to validate on, must be 0 or more and below 1. Got "
+            f"{show(fraction)}. Use for example validation_split=0.1."
         )
     if not fraction:
         return data, None
     if not isinstance(data, dict | tuple) and not batches.is_array(data):
         raise BatchError(
-            f"validation_split cuts arrays. Got a {type(data).__name__}, whose examples may come in any order. Cut it "
-            "yourself, and give the two parts: fit(train, validation_data=val)."
+            f"validation_split={fraction} cannot be used with a {type(data).__name__}, only with arrays. Split the "
+            "data yourself, and give the two parts: fit(train, validation_data=val)."
         )
     data = read_arrays(data)
     num_examples = batches.count(data)
     kept = math.floor(num_examples * (1 - fraction))
     if not 0 < kept < num_examples:
+        way_out = f"{1 / num_examples:.2g} or more" if kept else "a smaller fraction, or give more examples"
         raise BatchError(
-            f"validation_split leaves examples on both sides. Got validation_split={fraction} for {num_examples} "
-            f"examples, which leaves {kept} to train on. Use validation_split={1 / max(num_examples, 2):.2g} or more."
+            f"validation_split={fraction} of {num_examples} examples leaves {kept} examples to train on and "
+            f"{num_examples - kept} to validate on. Use a validation_split of {way_out}."
         )
     return batches.select(data, slice(0, kept)), batches.select(data, slice(kept, num_examples))
 
@@ -105,11 +115,14 @@ def split_validation(data: Any, fraction: float, read_arrays: Callable[[Any], An
 def choose_validation(
     data: Any, held_out: Any, batch_size: int | None, steps: int | None, freq: int | Collection[int]
 ) -> Validation | None:
-    """Return what `fit` validates on: the data given for it, or what `validation_split` has held out."""
+    """Returns the validation of a `fit`; None if it has none.
+
+    `data` is the argument `validation_data`, and `held_out` the part of the data that `validation_split` has split off.
+    """
     if data is not None and held_out is not None:
         raise ArgumentError(
-            "fit validates on one piece of data. Got validation_data= and validation_split=. To validate on "
-            "validation_data leave validation_split out; to validate on the last part of the data leave the other out."
+            "validation_data= and validation_split= cannot be used together. Leave validation_split out to validate "
+            "on validation_data, or leave validation_data out to validate on the last part of the data."
         )
     chosen = Validation(held_out if data is None else data, batch_size, steps, freq)
     return None if chosen.data is None else chosen

@@ -1,4 +1,4 @@
-"""The data that a trainer was given, as a source of whole batches."""
+"""Opens the data given to a trainer as a source of whole batches."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ DEFAULT_BATCH_SIZE = 32
 def open_source(
     recipe: Recipe, backend: Backend, seed: int, data: Any, batch_size: int | None, shuffle: bool, default: int
 ) -> Source:
-    """Return the source of `data`, in batches of `batch_size`, or of `default` if that is None.
+    """Returns a source of the batches of `data`; they have `batch_size` examples, or `default` if that is None.
 
-    Data that comes in batches keeps its own. Another `batch_size` beside it is refused: either of the two may be meant.
+    Data that consists of batches already keeps their size; a different `batch_size` then raises BatchError.
     """
     size = default if batch_size is None else batch_size
     found: Source | None = backend.source(data, size, shuffle, seed)
@@ -28,15 +28,14 @@ def open_source(
     if batch_size is not None and found.batch_size != batch_size:
         own = "batches already" if found.batch_size is None else f"batches of {found.batch_size} already"
         raise BatchError(
-            f"Data that comes in batches has their size. Got batch_size={batch_size} beside a {type(data).__name__} "
-            f"that gives {own}. Leave batch_size out to train on those, or make the {type(data).__name__} with "
-            f"batches of {batch_size}."
+            f"batch_size={batch_size} cannot be used with this {type(data).__name__}, because it yields {own}. Leave "
+            f"batch_size out to use these batches, or create the {type(data).__name__} with batches of {batch_size}."
         )
     return found
 
 
 def read_arrays(recipe: Recipe, backend: Backend, data: Any) -> Any:
-    """Return arrays in the form in which they are cut; anything else as it is."""
+    """Returns arrays in a form that can be split into batches; returns any other data unchanged."""
     if isinstance(data, dict | tuple):
         data = batches.several(data, recipe.habits.lists)
     if is_cpu(backend.devices[0]):  # numpy gathers examples without starting the framework's threads
@@ -45,16 +44,16 @@ def read_arrays(recipe: Recipe, backend: Backend, data: Any) -> Any:
 
 
 def join_data(x: Any, y: Any, sample_weight: Any, method: str) -> Any:
-    """Return one piece of data out of inputs, targets and weights that were given apart.
+    """Returns inputs, targets and weights that were given as separate arguments as one tuple.
 
     >>> join_data([1.0], [2], None, "fit"), join_data(([1.0], [2]), None, [0.5], "fit")
     (([1.0], [2]), ([1.0], [2], array([0.5])))
     """
     if y is not None and not (isinstance(x, dict | tuple | list) or batches.is_array(x)):
         raise BatchError(
-            f"Targets are given beside arrays; a {type(x).__name__} gives its own. Got {method}({type(x).__name__}, "
-            f"{type(y).__name__}). Use {method}(data)"
-            + (", and fit(train, validation_data=val) to validate on the second." if method == "fit" else ".")
+            f"{method}({type(x).__name__}, {type(y).__name__}) is not supported, because separate targets can only be "
+            f"given with arrays. Use {method}(data)"
+            + (", or fit(train, validation_data=val) if the second is validation data." if method == "fit" else ".")
         )
     if y is not None:
         return (x, y) if sample_weight is None else (x, y, _as_weights(sample_weight))
@@ -63,13 +62,13 @@ def join_data(x: Any, y: Any, sample_weight: Any, method: str) -> Any:
     if isinstance(x, tuple) and len(x) == 2:
         return (*x, _as_weights(sample_weight))
     raise BatchError(
-        f"sample_weight goes beside inputs and targets. Got {method}({batches.describe(x)}, sample_weight=...). Use "
-        f"{method}(x, y, sample_weight=w), or let the data give (inputs, targets, weights)."
+        f"sample_weight can only be used with inputs and targets as arrays. Got {method}({batches.describe(x)}, "
+        f"sample_weight=...). Use {method}(x, y, sample_weight=w), or data that yields (inputs, targets, weights)."
     )
 
 
 def _as_weights(given: Any) -> Any:
-    """Return the weights as floats: integers that are given as weights are no index."""
+    """Returns `sample_weight` as an array; integers are converted to floats, because they cannot be an index here."""
     if isinstance(given, list):
         given = np.asarray(given)
     if isinstance(given, np.ndarray) and given.dtype.kind in "iu":

@@ -1,4 +1,4 @@
-"""A fit in a checkpoint: its snapshot between two steps, and going on from one."""
+"""Takes a snapshot of a `fit` between two steps, and resumes a `fit` from a snapshot."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from lockstep.checkpoint import Snapshot
-from lockstep.checkpoint.autosave import Autosave, print_notice, starts_anew
+from lockstep.checkpoint.autosave import Autosave, print_notice, starts_from_beginning
 from lockstep.checkpoint.snapshot import Types, check_facts
 from lockstep.data.source import Source
 from lockstep.errors import ExactError, StateError
-from lockstep.training.loop import Loop, Place
+from lockstep.training.loop import Loop, LoopPosition
 from lockstep.training.session import Session
 from lockstep.training.step_logs import Totals
 
@@ -20,7 +20,7 @@ _PLACE: Types = {"epoch": int, "batch": int, "sums": np.ndarray, "logs": dict, "
 
 
 def take_fit_snapshot(session: Session, loop: Loop, data_state: Any, logs: Mapping[str, float]) -> Snapshot:
-    """Return the run between two steps; `logs` are those of the last epoch, `data_state` what the data says itself."""
+    """Returns a snapshot of the run between two steps, with the state of the data and the `logs` of the last epoch."""
     place = loop.place
     if place.batch:
         place.logs = dict(Totals(session.columns, place.sums))
@@ -36,7 +36,10 @@ def take_fit_snapshot(session: Session, loop: Loop, data_state: Any, logs: Mappi
 
 
 def resume_fit(session: Session, loop: Loop, autosave: Autosave, open_data: Callable[[], Source]) -> Any:
-    """Go on from the newest checkpoint, if there is one; return the state of its callbacks, else None."""
+    """Resumes the run from the newest checkpoint and returns the saved states of the callbacks.
+
+    Returns None if there is no checkpoint, or only the one from before the first step.
+    """
     newest = session.processes.share(autosave.newest)
     if newest is None:
         return None
@@ -44,10 +47,10 @@ def resume_fit(session: Session, loop: Loop, autosave: Autosave, open_data: Call
     facts: dict[str, Any] = saved.facts.get("fit", {})
     check_facts(facts, _FACTS)
     check_facts(facts["place"], _PLACE)
-    if starts_anew(saved, session.run, loop.data.batch_size, len(session.devices)):
+    if starts_from_beginning(saved, session.run, loop.data.batch_size, len(session.devices)):
         return None
     epochs = loop.options.epochs
-    place = Place(**{name: facts["place"][name] for name in _PLACE})
+    place = LoopPosition(**{name: facts["place"][name] for name in _PLACE})
     place.stopped &= epochs <= facts["epochs"]
     over = place.stopped or place.epoch >= epochs
     if session.exact:
@@ -57,7 +60,7 @@ def resume_fit(session: Session, loop: Loop, autosave: Autosave, open_data: Call
     seed = session.run.seed
     session.restore(saved)
     if session.run.seed != seed:
-        loop.data = open_data()  # in the order of the saved run
+        loop.data = open_data()  # again, because the order of the data depends on the seed of the saved run
     session.history.load_state_dict(facts["history"])
     loop.place, loop.data_state = place, facts["data"].get("state")
     if place.batch and loop.metrics:
@@ -76,11 +79,12 @@ def resume_fit(session: Session, loop: Loop, autosave: Autosave, open_data: Call
 
 
 def check_readable_again(data: Source) -> None:
-    """Refuse data that cannot be read from where the run stopped."""
+    """Raises ExactError if the data is a generator, which cannot be read again up to where the saved run stopped."""
     if data.once:
         raise ExactError(
-            "A run goes on where it stopped. A generator can only be read from where it is. Give a list, a loader, "
-            "arrays or a lockstep.data pipeline; or use exact=False to go on with whatever it gives next."
+            "This data is a generator, which cannot be read from the batch at which the saved run stopped. Use a "
+            "list, a loader, arrays or a lockstep.data pipeline; or exact=False to continue with the generator's next "
+            "batches."
         )
 
 
@@ -91,10 +95,11 @@ def _data_facts(loop: Loop) -> dict[str, Any]:
 
 
 def _check_data(here: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Refuse data that cannot be the saved run's."""
+    """Raises StateError if the sizes of the data differ from those in the checkpoint."""
     for name, value in here.items():
         if value != saved.get(name):
             raise StateError(
-                f"A run goes on with the data it began with. The checkpoint has {name}={saved.get(name)}, this run "
-                f"{name}={value}. Give the same, or use exact=False to go on with other data."
+                f"The data differs from that of the saved run: the checkpoint has {name}={saved.get(name)}, and this "
+                f"run has {name}={value}. Use {name}={saved.get(name)}, or exact=False to continue with "
+                f"{name}={value}."
             )

@@ -6,22 +6,26 @@ brings the partial sums of the processes together. So the result is the same for
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lockstep.backends.base import AveragesState, Backend, Node, Work
-from lockstep.core import tree
+from lockstep.backends.base import AveragesState, Backend
+from lockstep.core import host_vectors
+from lockstep.core.attempt import TimedFold
 from lockstep.core.averaged_state import QueueGuard
-from lockstep.core.batches import Rows, count
-from lockstep.core.layout import Layout
+from lockstep.core.batches import Rows
+from lockstep.core.fold import Fold
 from lockstep.core.metrics import DIVIDED, WEIGHT, Sums
 from lockstep.core.plan import Plan
+from lockstep.core.shard_sums import ShardSums
 from lockstep.core.time_breakdown import Stopwatch
-from lockstep.errors import NonFiniteError, PeerFailed
+from lockstep.core.tree import Span
+from lockstep.core.types import GivenGradient, PartialSum, Phases, Work
+from lockstep.errors import AttemptAborted, NonFiniteError, PeerFailed
 from lockstep.exchange.base import Exchange
-from lockstep.launch.signals import defer_interrupts
+from lockstep.launch.deferred_signals import defer_interrupts
 
 ReadRows = Callable[[Sequence[Rows]], Sequence[Any]]
 TURN = threading.RLock()  # random number generators and switches are the process's: one trainer computes at a time
@@ -33,14 +37,14 @@ class StepResult:
 
     step: int
     sums: Sums
-    total: Node | None  # the summed gradient; None once the next step has begun, so that its memory is free
+    total: PartialSum | None  # the summed gradient; None once the next step has begun, so that its memory is free
 
 
 class Member:
-    """One process of a training: its backend, the replicas it holds, and its exchange with the other processes.
+    """One process of a training run: its backend, the replicas it holds, and its exchange with the other processes.
 
-    `read_rows` gives the examples of rows of a pipeline; without it, batches arrive whole. `turn` is held while the
-    process computes, and never while it reads: the code that makes the examples may be waiting for it.
+    `read_rows` gives the examples for rows of a pipeline; without it, batches arrive whole. `turn` is a lock that is
+    held while the process computes, and not while it reads: the code that makes the examples may be waiting for it.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Member:
         self.backend = backend
         self.replicas = tuple(replicas)  # their numbers among those of all processes
         self.laps = Stopwatch(time.perf_counter)
+        self.compute_seconds = 0.0  # of the last step
         self._open_exchange = open_exchange
         self._exchange: Exchange | None = None
         self._plan: Plan | None = None
@@ -62,11 +67,12 @@ class Member:
         self._queue_guard = QueueGuard()
 
     def step(self, work: Work, plan: Plan | None, count_step: Callable[[], None] = lambda: None) -> StepResult:
-        """Make one step; `plan` is that of the step before if it is None.
+        """Makes one step; `plan` is that of the step before if it is None.
 
         Until the commit nothing of the state has changed, so a failure anywhere leaves every replica as it was. From
         the commit on every replica applies the update. `count_step` is called once it is applied, before an interrupt
-        that came meanwhile is raised: the step counts, although this method does not return. An update that raises in
+        that came meanwhile is raised: the step counts, although this method does not return. If the work asks for the
+        gradient only, it ends with the commit. An update that raises in
         one process leaves its replica behind the others; the step does not count there, and the processes bring their
         replicas together before the next.
         """
@@ -83,90 +89,95 @@ class Member:
             raise
         self.laps.lap("input")
 
-        with self._turn:
+        with self._turn, ExitStack() as computing:
             try:
-                with backend.computing(work):
-                    # 2. Compute: each shard alone, from the same parameters, with random numbers of its own. Shards
-                    # are never merged into one call, because kernels give other bits for other shapes.
-                    # 3. Weigh: the backend multiplies a shard's loss by its part of the batch's examples; a loss with
-                    # a denominator of its own is summed, and the exchange divides the gradient once, after the tree.
-                    # 4. Add: a partial sum is merged with its neighbour as soon as both are there, which needs about
-                    # log2(shards) of them in memory. The order is the tree's, whoever computed which shard.
-                    layout = backend.layout()
-                    folds = []
-                    fold_of_shard = {}
-                    into: dict[int, Node] = {}
-                    for replica, pieces in work.pieces.items():
-                        program = tree.program(pieces, work.num_shards)
-                        fold = _Fold(program, exchange.slots(replica, program.slots, layout), backend)
-                        folds.append(fold)
-                        fold_of_shard.update(dict.fromkeys(pieces, fold))
-                        into.update(fold.leaf_slots())
-                    with closing(backend.leaves(work, into)) as leaves:  # what it borrowed is given back, come what may
-                        check_leaf = self._begin_check(work, layout)
-                        for shard, leaf in leaves:
-                            if check_leaf is not None:
-                                check_leaf(shard, leaf)
-                            fold_of_shard[shard].push(shard, leaf)
-                    self.laps.lap("compute")
-                    nodes = {node: value for fold in folds for node, value in fold.nodes()}
-                    total, sums = exchange.reduce(nodes, work)
-                    if sums[DIVIDED] and not sums[WEIGHT]:
-                        raise NonFiniteError(
-                            f"The weights of a batch do not sum to 0. Got 0 in step {work.step}: every target is "
-                            "ignored or has weight 0, or weights of both signs cancel. Leave such batches out."
-                        )
-            except PeerFailed:  # this process has met the others already
+                computing.enter_context(backend.computing(work))
+                # 2. Compute: each shard alone, from the same parameters, with random numbers of its own. Shards are
+                # never merged into one call, because kernels give other bits for other shapes.
+                # 3. Weigh: the backend multiplies a shard's loss by its part of the batch's examples; a loss with a
+                # denominator of its own is summed, and the exchange divides the gradient once, after the tree.
+                # 4. Add: a partial sum is merged with its neighbour as soon as both are there, which needs about
+                # log2(shards) of them in memory. The order is the tree's, whoever computed which shard.
+                compute = backend.partial_sums if work.phases is not Phases.UPDATE else self._take_given
+                partial_sums, shard_sums = compute(work, self._open_fold(exchange, work))
+                self.compute_seconds = self.laps.lap("compute")
+                with defer_interrupts():  # else the others might have the sums without `fail` knowing of it
+                    total, sums = exchange.reduce(partial_sums, shard_sums, work)
+                if sums[DIVIDED] and not sums[WEIGHT]:
+                    raise NonFiniteError(
+                        f"The weights of the batch of step {work.step} sum to 0, so its loss has no weighted mean: "
+                        "every target is ignored or has weight 0, or positive and negative weights cancel. Leave such "
+                        "batches out."
+                    )
+            except (PeerFailed, AttemptAborted):  # the others know already
                 raise
             except BaseException:
                 exchange.fail()
                 raise
 
             # An interrupt waits from the commit to the end of the update: half an update would be another state.
-            # `computing` is entered again because the check above must be able to fail outside of this block.
-            with defer_interrupts(), backend.computing(work):
+            with defer_interrupts():
                 # 5. Commit: returns once every process has the sums. From here on the step counts, so it comes before
                 # the update, which all then apply side by side without waiting for one another.
                 exchange.commit()
                 self.laps.lap("exchange")
 
                 # 6. Update: the same on every replica, from the summed gradient alone.
-                backend.update(total, work)
+                if work.phases is not Phases.GRADIENT:
+                    backend.update(total, sums, work)
                 count_step()
                 self.laps.lap("update")
         return StepResult(work.step, sums, total)
 
+    def _take_given(self, work: Work, fold: Fold) -> tuple[Mapping[Span, PartialSum], ShardSums]:
+        """Returns a gradient that is given as if this process had computed it, or nothing if another one has it."""
+        given: dict[int, GivenGradient] = work.shards
+        for shard, (vectors, _) in given.items():
+            layout = self.backend.layout()
+            memory = memoryview(bytearray(layout.nbytes))
+            host_vectors.add(vectors, None, host_vectors.create_buffer(layout, memory))
+            leaf = self.backend.create_buffer(layout, memory)
+            fold.push(shard, self.backend.add(leaf, None, fold.get_buffer(shard)))
+        return fold.partial_sums(), ShardSums(lambda: {shard: sums for shard, (_, sums) in given.items()})
+
     @contextmanager
     def computing(self, work: Work) -> Iterator[None]:
-        """Inside, this process computes outside of a step, e.g. an evaluation."""
+        """Returns a context for computations that are no step, such as an evaluation."""
         with self._turn, self.backend.computing(work):
             yield
 
     def read(self, work: Work) -> Work:
-        """Return the work with the examples of its rows."""
+        """Returns the work with the examples of its rows."""
         return work if self._read_rows is None else read_examples(work, self._read_rows)
 
     def close(self) -> None:
-        """Let go of the memory for partial sums."""
+        """Frees the memory of partial sums."""
         if self._exchange is not None:
             self._exchange.close()
 
-    def _begin_check(self, work: Work, layout: Layout) -> Callable[[int, Node], None] | None:
-        """Return what refuses queues in the leaves of this step; None if no check is due."""
+    def _open_fold(self, exchange: Exchange, work: Work) -> Fold:
+        """Returns the fold of this process's shards, in the buffers of the exchange."""
         backend = self.backend
+        layout = backend.layout()
+        exchange.open(layout)
+        assert self._plan is not None
+        check = None
         # With one shard nothing is averaged.
-        if work.num_shards == 1 or not self._queue_guard.is_due() or not isinstance(backend, AveragesState):
-            return None
-        shards, averaged = work.shards, backend.averaged
+        if work.num_shards > 1 and self._queue_guard.is_due() and isinstance(backend, AveragesState):
+            averaged = backend.averaged
 
-        def check(shard: int, leaf: Node) -> None:
-            fraction = count(shards[shard]) / work.num_examples
-            self._queue_guard.check(leaf, fraction, layout, averaged, backend.host)
+            def check(shard: int, leaf: PartialSum) -> None:
+                fraction = work.count(shard) / work.num_examples
+                self._queue_guard.check(leaf, fraction, layout, averaged, backend.host)
 
-        return check
+        if self.laps.timings is None:
+            return Fold(self._plan, work.pieces, exchange.get_buffer, backend.add, check)
+        fold = TimedFold(self._plan, work.pieces, exchange.get_buffer, backend.add, check)
+        fold.set_clock(self.laps.clock, self.laps.timings)
+        return fold
 
     def _choose_exchange(self, plan: Plan | None) -> Exchange:
-        """Return the exchange; it is opened here alone, with the first step and whenever the plan changes."""
+        """Returns the exchange; opens it in the first step and whenever the plan changes."""
         if plan is not None and plan != self._plan:
             self._exchange, self._plan = self._open_exchange(plan), plan
         assert self._exchange is not None
@@ -174,8 +185,8 @@ class Member:
 
 
 def read_examples(work: Work, read_rows: ReadRows) -> Work:
-    """Return the work with the examples of its rows, if its shards are those of a pipeline's batch."""
-    rows = {shard: piece for shard, piece in work.shards.items() if isinstance(piece, Rows)}
+    """Returns the work with the examples of its rows, if its shards are those of a pipeline's batch."""
+    rows = {shard: piece for own in work.pieces.values() for shard, piece in own.items() if isinstance(piece, Rows)}
     if not rows:
         return work
     examples = dict(zip(rows, read_rows(list(rows.values())), strict=True))
@@ -184,37 +195,3 @@ def read_examples(work: Work, read_rows: ReadRows) -> Work:
         for replica, own in work.pieces.items()
     }
     return replace(work, pieces=pieces)
-
-
-class _Fold:
-    """The partial sums of one replica: leaves come in, and are merged as far as the tree allows."""
-
-    def __init__(self, program: tree.MergeProgram, slots: Sequence[Node], backend: Backend) -> None:
-        self._program = program
-        self._actions = iter(program.actions)
-        self._slots = list(slots)
-        self._backend = backend
-        self._next: tree.Write | tree.Merge | None = next(self._actions, None)
-
-    def leaf_slots(self) -> Iterator[tuple[int, Node]]:
-        """Yield each shard with the memory that its leaf may be written into."""
-        for action in self._program.actions:
-            if isinstance(action, tree.Write):
-                yield action.shard, self._slots[action.slot]
-
-    def push(self, shard: int, leaf: Node) -> None:
-        """Take the leaf of a shard, and make the merges that follow it."""
-        write = self._next
-        assert isinstance(write, tree.Write)
-        assert write.shard == shard, f"shard {shard} came in the place of shard {write.shard}"
-        self._slots[write.slot] = leaf
-        self._next = next(self._actions, None)
-        while isinstance(merge := self._next, tree.Merge):
-            left = self._slots[merge.left]
-            self._slots[merge.left] = self._backend.add(left, self._slots[merge.right], left)
-            self._next = next(self._actions, None)
-
-    def nodes(self) -> Iterator[tuple[tree.Span, Node]]:
-        """Yield the partial sums that are left, each with the range of shards it covers."""
-        for node, slot in self._program.spans.items():
-            yield node, self._slots[slot]

@@ -1,4 +1,4 @@
-"""Before JAX wakes, for all tests of this process, what Lockstep sets; a test would otherwise leave it behind."""
+"""Sets the variable that Lockstep sets before JAX is initialized; the leak check would otherwise fail a test for it."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What hangs on an nnx module beside its arrays: numbers and words may change, the rest stays."""
+"""Attributes of an nnx module beside its arrays: scalars and strings may change, others must not."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +8,7 @@ from flax import nnx
 
 import lockstep
 from backends.kits import jax as kit
-from lockstep.backends.jax.attributes import Attributes
+from lockstep.backends.jax.attributes import NnxAttributes
 from lockstep.errors import ModelError, StateError
 
 assert kit.module  # has made the CPU devices
@@ -18,7 +18,7 @@ Y = GENERATOR.integers(0, 3, 23)
 
 
 class Scaled(nnx.Module):
-    """One layer, a number and a function."""
+    """One layer, a scalar and a function."""
 
     def __init__(self):
         self.layer = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
@@ -34,7 +34,7 @@ def wrapped(model, rate=0.0, **more):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_weight_written_together_with_a_number_stays(count):
+def test_a_weight_written_together_with_a_scalar_is_used(count):
     model = Scaled()
     trainer = wrapped(model, devices=count)
     trainer.step((X, Y))
@@ -46,7 +46,7 @@ def test_a_weight_written_together_with_a_number_stays(count):
 
 
 @pytest.mark.parametrize("value", [2.0, 1, True, -1.0])
-def test_a_number_that_changes_is_seen(value):
+def test_a_changed_scalar_is_used_in_the_next_step(value):
     model = Scaled()
     trainer = wrapped(model)
     trainer.step((X, Y))
@@ -56,44 +56,44 @@ def test_a_number_that_changes_is_seen(value):
     assert trainer.step((X, Y))["loss"] == wrapped(plain).step((X, Y))["loss"]
 
 
-def test_values_of_another_type_or_sign_are_others():
-    """Python takes them for equal, and an executable does not."""
+def test_values_of_another_type_or_sign_count_as_changes():
+    """They are equal in Python, but different constants in an executable."""
     model = Scaled()
-    attributes = Attributes(model)
+    attributes = NnxAttributes(model)
     texts = []
     for value in (1.0, 1, True, "1", 0.0, -0.0, None):
         model.scale = value
-        texts.append(attributes.look())
+        texts.append(attributes.read())
     assert len(set(texts)) == len(texts)
 
 
-def test_a_function_at_the_address_of_the_old_one_is_seen():
+def test_a_replaced_function_is_refused_even_at_the_same_address():
     model = Scaled()
     trainer = wrapped(model)
     trainer.step((X, Y))
     address = id(model.act)
     for _ in range(100):
-        model.act = None  # frees the old one, if nobody keeps it
+        model.act = None  # frees the old one, unless a reference to it is kept
         model.act = lambda x: x * 0
         if id(model.act) == address:
             break
-    with pytest.raises(ModelError, match="'act' was replaced, added or taken away"):
+    with pytest.raises(ModelError, match="'act' was replaced, added or removed"):
         trainer.step((X, Y))
 
 
-def test_a_number_stays_a_number_and_an_array_an_array():
-    """An array that an executable took for a constant could change unseen."""
+def test_a_scalar_cannot_become_an_array_nor_an_array_a_scalar():
+    """A change of an array that is a constant in an executable would not be noticed."""
     model = Scaled()
     trainer = wrapped(model)
     model.scale = nnx.data(jnp.asarray(2.0))
-    with pytest.raises(ModelError, match="'scale' was replaced, added or taken away"):
+    with pytest.raises(ModelError, match="'scale' was replaced, added or removed"):
         trainer.step((X, Y))
     model.scale = 2.0
     trainer.step((X, Y))
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_checkpoint_holds_the_numbers(count, tmp_path):
+def test_a_checkpoint_saves_scalars(count, tmp_path):
     one = wrapped(Scaled(), 0.1)
     one.step((X, Y))
     one.model.scale = 2.0
@@ -108,7 +108,7 @@ def test_a_checkpoint_holds_the_numbers(count, tmp_path):
     assert two.digest() == one.digest()
 
 
-def test_a_checkpoint_with_numbers_for_another_module(tmp_path):
+def test_a_checkpoint_with_scalars_of_an_unknown_module_is_refused(tmp_path):
     trainer = wrapped(Scaled())
-    with pytest.raises(StateError, match=r"^The checkpoint does not fit this model\. It has .* for a module 'other', "):
+    with pytest.raises(StateError, match=r"^The checkpoint does not fit this model: it has .* for a module 'other', "):
         trainer.session.backend.set_attributes({"model": '{"other": {"rate": 0.5}}'})

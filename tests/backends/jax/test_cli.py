@@ -1,4 +1,4 @@
-"""The command line with this framework: what it verifies, and the peer that its demo compares with."""
+"""The command line with JAX: `verify`, and the script that `demo` compares with."""
 
 from typer.testing import CliRunner
 
@@ -6,7 +6,7 @@ from lockstep.cli import demo, scripts
 from lockstep.cli.app import app
 
 
-def test_verify():
+def test_lockstep_verify_runs_with_jax():
     arguments = ["verify", "--framework", "jax", "--devices", "1,3", "--steps", "2"]
     arguments += ["--shards", "3", "--batch-size", "51"]  # one size of shard
     result = CliRunner().invoke(app, arguments)
@@ -14,7 +14,7 @@ def test_verify():
     assert "The same bits after each of 2 steps on 1 and 3 devices." in result.output
 
 
-def test_the_peer_of_the_demo():
+def test_the_demo_runs_with_jax():
     peer = scripts.load_scripts("jax").peer
     outcome = demo.run_script(peer.title, peer.file, demo._with_epochs(peer.text, 1), 2, ["2"])
     assert len(outcome.digest) == 64

@@ -1,4 +1,4 @@
-"""Programs: what is shared between models of a process, and what is let go."""
+"""Compiled programs: which of them models of a process share, and what is freed."""
 
 import gc
 
@@ -19,7 +19,7 @@ X, Y = np.ones((8, 6), np.float32), np.zeros(8, np.int64)
 
 
 def calling(factor):
-    """An `apply` that asks Python for its inputs times a factor."""
+    """Returns an `apply` that calls back into Python for its inputs times a factor."""
 
     def apply(params, x):
         asked = jax.pure_callback(
@@ -30,13 +30,13 @@ def calling(factor):
     return apply
 
 
-def test_every_model_calls_back_its_own_function():
+def test_programs_with_callbacks_are_not_shared_between_models():
     for factor in (1, 3):
         trainer = lockstep.wrap((calling(factor), jnp.ones((6, 3))), optax.sgd(0.1), LOSS, shards=1)
         np.testing.assert_array_equal(trainer.predict(X), np.full((8, 3), 6 * factor))
 
 
-def test_functions_are_called_back_from_every_device():
+def test_callbacks_run_from_every_device():
     def digest(count):
         trainer = lockstep.wrap((calling(2), jnp.ones((6, 3))), optax.sgd(0.1), LOSS, devices=count, shards=2)
         trainer.step((X, Y))
@@ -56,7 +56,7 @@ class Pick(nn.Module):
 
 
 def test_programs_differ_by_unused_arguments():
-    """Two programs of one text but for which of two arrays they read."""
+    """Two programs whose texts differ only in which of two arrays they read."""
     inputs = X, 10 * X
     variables = Pick(0).init(jax.random.key(0), *inputs)
     outputs = [lockstep.wrap((Pick(index), variables), optax.sgd(0.1), LOSS).predict(inputs) for index in (0, 1)]
@@ -83,8 +83,8 @@ def test_unused_arrays_may_change_their_type_between_batches(shards):
         assert np.isfinite(trainer.evaluate((X, targets))["loss"])
 
 
-def test_switches_that_a_script_turns_are_seen(tmp_path):
-    """As by a `jit`, which is traced again: the run goes on as it would from a checkpoint."""
+def test_a_changed_jax_setting_compiles_again(tmp_path):
+    """As in a plain `jit`, which is traced again; the result is that of a run resumed from a checkpoint."""
 
     def wrapped():
         apply = lambda params, x, *, rngs: x @ params * jax.random.uniform(rngs["dropout"], (len(x), 3))  # noqa: E731
@@ -100,7 +100,7 @@ def test_switches_that_a_script_turns_are_seen(tmp_path):
     assert trainer.digest() == other.digest()
 
 
-def test_code_is_let_go_with_its_devices(monkeypatch):
+def test_cached_code_is_dropped_with_its_devices(monkeypatch):
     from lockstep.backends.jax import devices
 
     monkeypatch.setattr(devices, "clear", lambda: None)
@@ -116,7 +116,7 @@ def test_partial_sums_are_freed_after_the_step(read):
     logs = trainer.step((X, Y))
     assert np.isfinite(logs[read])
     gc.collect()
-    (length,) = trainer.session.backend._fields.lengths.values()
+    (length,) = trainer.session.backend.layout().lengths.values()
     assert sum(array.shape[-1:] == (length,) for array in jax.live_arrays()) == 1  # the total, for logs["grad_norm"]
     del logs
     gc.collect()
@@ -125,7 +125,7 @@ def test_partial_sums_are_freed_after_the_step(read):
 
 @pytest.mark.parametrize("shards", [1, 8])
 def test_the_result_does_not_depend_on_the_batchs_memory_address(shards):
-    """A program reads the script's memory itself, aligned or not, in one order of the axes or the other."""
+    """A program reads the script's memory directly, aligned or not, in either order of the axes."""
     x, y = np.random.default_rng(0).normal(size=(27, 97)).astype(np.float32), np.arange(27) % 3
 
     def digest(batch):
@@ -144,7 +144,7 @@ def test_the_result_does_not_depend_on_the_batchs_memory_address(shards):
 
 
 def test_a_step_has_read_its_batch_when_it_ends():
-    """A loop may read every batch into the same memory."""
+    """A script may read every batch into the same memory."""
     batches = np.random.default_rng(0).normal(size=(6, 8, 6)).astype(np.float32)
 
     def digest(memory):

@@ -1,4 +1,4 @@
-"""Devices: made before JAX wakes, made again where that is safe, and never a reason to compile more."""
+"""Devices are created before JAX is initialized, or again if that is safe; more of them compile no more."""
 
 import collections
 import os
@@ -14,8 +14,8 @@ from flax import nnx
 
 import lockstep
 from backends.kits import jax as kit
-from lockstep.backends import host_vectors
 from lockstep.backends.jax import compile_cache, devices
+from lockstep.core import host_vectors
 from lockstep.errors import DeviceError, ExactError
 
 LOSS = optax.softmax_cross_entropy_with_integer_labels
@@ -41,7 +41,7 @@ class Net(nnx.Module):
 
 
 def compiles(count):
-    """The number of compilations in the first step, and in the next."""
+    """Returns the numbers of compilations in the first step and in the second."""
     trainer = lockstep.wrap(Net(), optax.adam(0.1), LOSS, metrics=["accuracy"], devices=count, shards=8)
     assert len(trainer.devices) == count <= len(jax.devices("cpu"))
     found = []
@@ -52,9 +52,9 @@ def compiles(count):
     return found
 
 
-def test_more_devices_compile_no_more():
+def test_the_number_of_compilations_does_not_depend_on_devices():
     """61 examples in 8 shards: two sizes of shard, one tree, one update."""
-    for count in (1, 3, 8):
+    for count in (1, 8):
         compile_cache._CODES.clear()
         assert compiles(count) == [4, 0]
 
@@ -66,7 +66,7 @@ def test_compiled_programs_are_reused_in_one_process():
     assert compiles(8) == [1, 0]
 
 
-def test_verify_spreads_the_replicas_and_brings_the_state_back():
+def test_verify_moves_the_replicas_and_restores_the_state():
     trainer = lockstep.wrap(Net(), optax.adam(0.1), LOSS, devices=2, shards=8)
     trainer.step((X, Y))
     before = trainer.digest()
@@ -85,20 +85,20 @@ def test_a_checkpoint_of_four_devices_restores_on_one(tmp_path):
     assert alone.digest() == four.digest()
 
 
-def test_the_pool_is_the_same_for_any_number_of_devices():
-    assert devices.pool() == devices.threads() == int(os.environ["NPROC"])
+def test_the_thread_pool_has_one_size_for_any_number_of_devices():
+    assert devices.read_pool_size() == devices.choose_pool_size() == int(os.environ["NPROC"])
     assert kit.module.variables(["cpu:0"]) == kit.module.variables(["cpu:0"] * 8) == {"NPROC": os.environ["NPROC"]}
 
 
-def test_one_device_may_carry_several_replicas():
-    """As `verify` asks of a single GPU; here the first CPU device stands for it."""
-    backend = kit.module.open(*opened(["cpu:0"]))
+def test_one_device_may_have_several_replicas():
+    """As `verify` does on a single GPU; here on the first CPU device."""
+    backend = kit.module.open(*make_recipe(["cpu:0"]))
     backend._replicas.rows = [0, 0, 0]
-    pieces = backend._passes._pieces(type("Work", (), {"pieces": {0: {0: "a", 1: "b"}, 1: {2: "c"}, 2: {3: "d"}}})())
+    pieces = backend._runner._pieces(type("Work", (), {"pieces": {0: {0: "a", 1: "b"}, 1: {2: "c"}, 2: {3: "d"}}})())
     assert pieces == [{0: "a", 1: "b", 2: "c", 3: "d"}]
 
 
-def opened(names):
+def make_recipe(names):
     from lockstep.backends.base import Recipe
     from lockstep.core.options import Options
 
@@ -106,7 +106,7 @@ def opened(names):
 
 
 class Dropping(Net):
-    """Has keys besides."""
+    """Has random keys too."""
 
     def __init__(self):
         super().__init__()
@@ -116,7 +116,7 @@ class Dropping(Net):
         return self.dropout(super().__call__(x))
 
 
-def test_a_mode_that_was_there_before_is_no_reason_to_compile():
+def test_returning_to_a_mode_does_not_compile_again():
     model = Dropping()
     trainer = lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=1)
 
@@ -132,12 +132,17 @@ def test_a_mode_that_was_there_before_is_no_reason_to_compile():
     assert not compiled["jaxpr_trace_duration"]
 
 
-def test_keys_and_counters_move_along_with_the_model(monkeypatch):
-    """So that they are no reason to leave JAX's devices as they are."""
+def test_random_keys_and_counters_move_with_the_model(monkeypatch):
+    """Otherwise they would prevent JAX's devices from being created again."""
     model = Dropping()
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-    found, of = [], devices.of
-    monkeypatch.setattr(devices, "of", lambda names, exact, own: found.extend(map(id, own)) or of(names, exact, own))
+    found, find = [], devices.find_devices
+
+    def find_and_note(names, exact, own):
+        found.extend(map(id, own))
+        return find(names, exact, own)
+
+    monkeypatch.setattr(devices, "find_devices", find_and_note)
     keys = [leaf._base_array for leaf in jax.tree.leaves(nnx.as_pure(nnx.state(model, nnx.RngKey)))]
     steps = optimizer.step.get_raw_value()
     lockstep.wrap(model, optimizer, LOSS, shards=1)
@@ -145,8 +150,8 @@ def test_keys_and_counters_move_along_with_the_model(monkeypatch):
     assert {id(steps), *map(id, keys)} <= set(found)
 
 
-def on(names):
-    """What a few steps give on these devices, and where the state and the outputs lie."""
+def train_on(names):
+    """Returns the digest after a few steps on these devices, and the devices of state and outputs."""
     with lockstep.wrap(Dropping(), optax.adam(0.1), LOSS, devices=names, shards=4) as trainer:
         for _ in range(2):
             trainer.step((X, Y))
@@ -156,23 +161,22 @@ def on(names):
 
 @pytest.mark.parametrize("names", [["cpu:3"], ["cpu:5", "cpu:2", "cpu:7"]])
 def test_a_cpu_device_is_chosen_by_its_number(names):
-    digest, _, _ = on(["cpu:0"])
+    digest, _, _ = train_on(["cpu:0"])
     assert len(jax.devices("cpu")) == devices.CPUS
-    assert on(names) == (digest, names, names[0])
-    assert on([jax.devices("cpu")[int(name[4:])] for name in names]) == (digest, names, names[0])
-    assert devices.pool() == devices.threads()
+    assert train_on(names) == (digest, names, names[0])
+    assert train_on([jax.devices("cpu")[int(name[4:])] for name in names]) == (digest, names, names[0])
+    assert devices.read_pool_size() == devices.choose_pool_size()
 
 
 def test_cpu_devices_do_not_outnumber_the_threads():
-    last = devices.threads() - 1
+    last = devices.choose_pool_size() - 1
     for names in ([f"cpu:{last + 1}"], last + 2):
-        with pytest.raises(
-            ExactError, match=rf"XLA's CPU threads are part of the bits.* Name none above cpu:{last}, or"
-        ):
+        refused = rf"^cpu:{last + 1} cannot be used in an exact run\. .* Use devices up to cpu:{last}, or exact=False\."
+        with pytest.raises(ExactError, match=refused):
             lockstep.wrap(Net(), optax.sgd(0.1), LOSS, devices=names)
 
 
-def test_devices_are_of_one_kind():
+def test_devices_of_two_types_are_refused():
     with pytest.raises(DeviceError, match="All devices must be of the same type"):
         lockstep.wrap(Net(), optax.sgd(0.1), LOSS, devices=["cpu:0", "cuda:0"])
 
@@ -223,18 +227,19 @@ def test_cpu_devices_are_created_as_needed():
 
 
 def test_a_pool_of_another_size_is_refused():
-    """NPROC is a word that build scripts use, too."""
+    """Build scripts use the variable NPROC too."""
     (line,) = script(2, NPROC="4")
-    assert line.startswith(f"ExactError XLA's pool of CPU threads is part of the bits: {devices.threads()} for any")
-    assert line.endswith("because the variable NPROC says so. Unset it, or use exact=False.")
+    assert line.startswith("ExactError XLA's pool has ")
+    assert f"NPROC is set. An exact run needs {devices.choose_pool_size()} threads, because results depend on" in line
+    assert line.endswith("Unset NPROC, or use exact=False.")
     assert script("2, exact=False", NPROC="4") == ["2 True"]
 
 
 def test_arrays_on_a_device_need_jax_to_be_configured_first():
     bound = "own = jax.device_put(jnp.arange(3.0), jax.devices()[0])"
     (line,) = script(4, bound)
-    assert line.startswith("DeviceError CPU devices and their")
-    assert "1 arrays of the script are bound to its devices. Put this line first: import os; os.environ" in line
+    assert line.startswith("DeviceError Lockstep cannot configure JAX's CPU devices and their")
+    assert "1 arrays of the script are bound to its devices. Begin the script with this line: import os; os.en" in line
     (line,) = script(1, bound)
     assert line.startswith("ExactError")
     _, _, wanted = line.partition("os.environ.update(")
@@ -243,8 +248,8 @@ def test_arrays_on_a_device_need_jax_to_be_configured_first():
     assert ExactError.__name__ == "ExactError"
 
 
-def test_a_gpu_is_told_by_its_model_and_its_platform(monkeypatch):
-    """Without a GPU: the names that JAX would give are put in their places."""
+def test_versions_of_a_gpu_include_its_model_and_platform(monkeypatch):
+    """Runs without a GPU, with the names that JAX would return."""
     client = SimpleNamespace(platform_version="cuda 12080")
     monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(device_kind="NVIDIA H200", client=client)])
     found = devices.read_versions(["cuda:0"])
@@ -253,8 +258,8 @@ def test_a_gpu_is_told_by_its_model_and_its_platform(monkeypatch):
 
 
 def test_one_process_allocates_no_partial_sums_on_the_host(monkeypatch):
-    """They stay on the devices; only an exchange with other processes needs memory of the host."""
-    monkeypatch.setattr(host_vectors, "allocate", lambda *memory: pytest.fail("host memory was allocated"))
+    """They stay on the devices; only an exchange with other processes needs host memory."""
+    monkeypatch.setattr(host_vectors, "create_buffer", lambda *memory: pytest.fail("host memory was allocated"))
     with lockstep.wrap(Net(), optax.adam(0.1), LOSS, devices=2, shards=8) as trainer:
         assert len(trainer.devices) == 2
         assert np.isfinite(trainer.step((X, Y), verbose=0)["loss"])

@@ -1,4 +1,4 @@
-"""Labels outside the classes: JAX takes them for others without a word."""
+"""Labels outside the classes, for which JAX silently uses other labels."""
 
 import numpy as np
 import optax
@@ -24,10 +24,10 @@ def test_labels_outside_the_classes_are_refused_and_change_nothing(loss, shards,
     with wrapped(loss, shards) as trainer:
         before = trainer.digest()
         for call in (trainer.step, trainer.evaluate):
-            with pytest.raises(BatchError, match=rf"Labels run from 0 to 3\. Got {label}\. Fix the labels"):
+            with pytest.raises(BatchError, match=rf"Labels must be from 0 to 3\. Got {label}\. Fix the labels"):
                 call((X, wrong))
         assert trainer.digest() == before
         trainer.step((X, Y))
-        with pytest.raises(BatchError, match="Labels run from 0 to 3"):
+        with pytest.raises(BatchError, match="Labels must be from 0 to 3"):
             trainer.step((X, wrong))
         assert trainer.num_steps == 1

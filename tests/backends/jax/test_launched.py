@@ -1,4 +1,4 @@
-"""Processes that torchrun or `jax.distributed` has brought together: one world, and the bits of one process."""
+"""Processes that torchrun or `jax.distributed` started give the bits of one process."""
 
 import json
 import os
@@ -174,7 +174,7 @@ def by_jax(tmp_path, count, **more):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where every process of one and of two writes what SHORT gave it."""
+    """Runs SHORT in one process and in two, and returns the folder with their results."""
     return tmp_path_factory.mktemp("launched")
 
 
@@ -189,48 +189,44 @@ def two(folder):
 
 
 def written(folder, name):
-    """What the process alone and what each of two have written."""
+    """Returns what the single process and what each of the two wrote."""
     alone, both = ([json.loads(file.read_text()) for file in folder.glob(f"{name} of {n}.json")] for n in (1, 2))
     assert (len(alone), len(both)) == (1, 2)
     return alone, both
 
 
-def test_two_of_torchruns_processes_give_the_bits_of_one(two, alone):
+def test_two_torchrun_processes_give_the_bits_of_one(two, alone):
     assert two == alone
 
 
-def test_three_processes_do_not_divide_eight_shards(tmp_path, alone):
-    assert by_torchrun(tmp_path, 3, SCRIPT) == alone
+def test_three_jax_distributed_processes_with_eight_shards_give_the_bits_of_one(tmp_path, alone):
+    processes, outcomes = by_jax(tmp_path, 3, NPROC="64", JAX_NUM_CPU_DEVICES="8")
+    assert [process.returncode for process in processes] == [0] * 3, outcomes
+    assert read(outcomes[0][0], 3) == alone
 
 
-def test_four_of_jax_distributeds_processes_give_the_bits_of_one(tmp_path, alone):
-    processes, outcomes = by_jax(tmp_path, 4, NPROC="64", JAX_NUM_CPU_DEVICES="8")
-    assert [process.returncode for process in processes] == [0] * 4, outcomes
-    assert read(outcomes[0][0], 4) == alone
-
-
-def test_a_world_of_one_gives_the_bits_of_no_world(tmp_path):
-    """With one shard too, whose step is one program: apart, gradient and update round otherwise."""
+def test_one_launched_process_gives_the_bits_of_an_unlaunched_one(tmp_path):
+    """With one shard too: its step is one program, and gradient and update as two programs round differently."""
     (plain, alone), (launched, joined) = by_torchrun(tmp_path, 1, ONE)
     assert (alone, joined) == ("SingleProcess", "LaunchedProcesses")
     assert launched == plain
 
 
 def test_jax_distributed_needs_jax_to_be_configured_first(tmp_path):
-    """It holds JAX's devices, so they cannot be made again."""
+    """It uses JAX's devices, so they cannot be created again."""
     processes, outcomes = by_jax(tmp_path, 2)
     assert all(process.returncode for process in processes)
-    assert "jax.distributed holds it. Put this line first: import os; os.environ" in outcomes[0][1]
+    assert "jax.distributed uses its devices. Begin the script with this line: import os; os.environ" in outcomes[0][1]
 
 
 def test_a_process_may_have_no_shard_of_the_first_batch(folder, alone, two):
-    """Nor is a linen module made from it, but from the batch's first shard, whoever computes that."""
+    """A linen module is initialized from the batch's first shard, in whichever process that is computed."""
     (one,), both = written(folder, "cpu*")
     assert both == [one, one]
 
 
 def test_scalars_and_strings_set_by_a_callback_reach_every_process(folder, alone, two):
-    """Callbacks run in the first; the others hold the same when `fit` returns."""
+    """Callbacks run in the first; the others have the same values when `fit` returns."""
     (one,), both = written(folder, "turned*")
     assert '"scale": 9.0' in one[0]["model"]
     assert both == [one, one]

@@ -1,4 +1,4 @@
-"""A linen module that waits for its first batch, and a state that came before its variables."""
+"""A linen module without variables before its first batch, and a state that was loaded before them."""
 
 import flax.linen as nn
 import numpy as np
@@ -52,7 +52,7 @@ def test_a_linen_model_restores_before_its_first_batch(tmp_path, module):
 
 
 def test_a_state_of_another_model_is_refused_at_the_first_batch():
-    """And at every batch, until one comes that fits."""
+    """At every batch, until a state that fits is loaded."""
     one, other = made(), made(Deep())
     one.step((X, Y))
     other.load_state(one.state())
@@ -69,13 +69,13 @@ def test_a_state_of_another_model_is_refused_at_the_first_batch():
 
 
 def made_with(trainer):
-    """Another that waits with the state of this one."""
+    """Returns another trainer with the pending state of this one."""
     other = made()
     other.load_state(trainer.state())
     return other
 
 
-def test_a_state_waiting_for_variables_belongs_to_one_trainer():
+def test_a_pending_state_belongs_to_one_trainer():
     one = made()
     one.step((X, Y))
     state = one.state()
@@ -87,7 +87,7 @@ def test_a_state_waiting_for_variables_belongs_to_one_trainer():
     assert other.digest() == before
 
 
-def test_the_learning_rate_set_last_holds(tmp_path):
+def test_the_learning_rate_set_last_is_used(tmp_path):
     def injected(rate):
         return optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
 
@@ -115,7 +115,7 @@ def test_the_learning_rate_set_last_holds(tmp_path):
     assert loaded.learning_rates == (0.25,)
 
 
-def test_verify_of_a_state_that_waits():
+def test_verify_with_a_pending_state():
     one, other = made(), made()
     one.step((X, Y))
     other.load_state(one.state())

@@ -1,4 +1,4 @@
-"""A batch of one shard: its step is one program, and all that a step promises holds there too."""
+"""A batch of one shard, whose step is one program."""
 
 import flax.linen as nn
 import jax
@@ -33,27 +33,27 @@ def wrapped(tx=None, **options):
 
 @pytest.fixture
 def programs(monkeypatch):
-    """The kinds of programs that were asked for."""
+    """The kinds of programs that were used."""
     asked = []
-    once = compiled.Executables._once
+    once = compiled.Executables._find
 
     def counted(self, key, make):
         asked.append(key[0])
         return once(self, key, make)
 
-    monkeypatch.setattr(compiled.Executables, "_once", counted)
+    monkeypatch.setattr(compiled.Executables, "_find", counted)
     return asked
 
 
-def test_its_step_is_one_program(programs):
+def test_the_step_of_one_shard_is_one_program(programs):
     with wrapped(clip_norm=0.1, metrics=["accuracy"]) as trainer:
         for _ in range(3):
             assert np.isfinite(trainer.step((X, Y))["accuracy"])
     assert programs == ["step"] * 3
 
 
-def test_the_gradient_is_there_for_who_asks(programs):
-    """As on the way that several shards take: the norm before clipping, of the same parameters and the same dropout."""
+def test_the_gradient_is_computed_when_it_is_read(programs):
+    """As with several shards: the norm before clipping, of the same parameters and the same dropout."""
     with wrapped(clip_norm=0.1) as trainer, wrapped(asking(), clip_norm=0.1) as other:
         logs, others = trainer.step((X, Y)), other.step((X, Y))
         assert logs["loss"] == others["loss"]
@@ -62,8 +62,8 @@ def test_the_gradient_is_there_for_who_asks(programs):
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_gradient_is_that_of_the_function_that_was_trained(shards):
-    """What a loss reads from around it is read once, when it is traced: for the step and for its gradient alike."""
+def test_a_gradient_is_of_the_loss_as_it_was_traced(shards):
+    """A loss reads variables around it once, when it is traced, for the step and for the gradient."""
     beta = 1.0
 
     @lockstep.objective
@@ -84,8 +84,8 @@ def test_a_gradient_is_that_of_the_function_that_was_trained(shards):
         assert trainer.step((X, Y))["grad_norm"] == norm
 
 
-def test_a_gradient_is_that_of_the_batch_as_it_was():
-    """A loop that reads every batch into the same memory may ask after it has written there."""
+def test_a_gradient_is_of_the_batch_before_the_script_changed_it():
+    """A script that reads every batch into the same memory may read the gradient after it has written there."""
     batch = X.copy()
     with wrapped() as trainer, wrapped() as other:
         logs, others = trainer.step((batch, Y)), other.step((X, Y))
@@ -94,7 +94,7 @@ def test_a_gradient_is_that_of_the_batch_as_it_was():
 
 
 def asking():
-    """Adam, and something that looks at the loss: that makes the gradient and the update two programs."""
+    """Adam and a transformation that uses the loss, so that gradient and update are two programs."""
 
     def update(updates, state, params=None, *, value, **extra):
         return jax.tree.map(lambda each: each + 0 * value, updates), state
@@ -103,12 +103,12 @@ def asking():
     return optax.chain(optax.adam(0.1), looks)
 
 
-def test_a_gradient_is_gone_with_the_next_step():
+def test_a_gradient_cannot_be_read_after_the_next_step():
     with wrapped() as trainer:
         logs = trainer.step((X, Y))
         with pytest.raises(NonFiniteError):
             trainer.step((np.full_like(X, np.nan), Y))
-        with pytest.raises(StateError, match="A gradient is there until the next step begins"):
+        with pytest.raises(StateError, match=r"The gradient of step \d+ is no longer in memory"):
             logs["grad_norm"]
 
 
@@ -123,7 +123,7 @@ def test_a_loss_that_is_not_finite_changes_nothing():
         assert trainer.digest() != before
 
 
-def test_statistics_move_and_what_the_model_leaves_alone_stays():
+def test_running_statistics_change_and_other_variables_stay():
     class Counted(nnx.Module):
         def __init__(self):
             self.layer = nnx.Linear(6, 3, rngs=nnx.Rngs(0))

@@ -1,4 +1,4 @@
-"""Float variables that are queues: no average over the shards stands for them."""
+"""Float variables that are queues, for which an average over the shards is wrong."""
 
 import flax.linen as nn
 import jax
@@ -17,8 +17,8 @@ LOSS = optax.softmax_cross_entropy_with_integer_labels
 X = np.random.Generator(np.random.PCG64(0)).standard_normal((24, 5)).astype(np.float32) + 1
 Y = np.arange(24) % 3
 ROWS = np.random.Generator(np.random.PCG64(1)).standard_normal((48, 5)).astype(np.float32)
-BETWEEN = "Write to it between the steps, in the script, from where it reaches every replica; or use shards=1, where"
-COPIED = "Use shards=1, where nothing is averaged; or an nnx module, to whose variables the script can write between"
+BETWEEN = "Update the buffer in the script between two steps, from where it is copied to every replica; or use shards=1"
+COPIED = "Use shards=1, with which nothing is averaged; or use an nnx module, whose variables the script can update"
 
 
 class Queued(nnx.Module):
@@ -37,14 +37,14 @@ class Queued(nnx.Module):
 
 
 class Filled(Queued):
-    """Is written by the script."""
+    """A queue that the script writes."""
 
     def __call__(self, x):
         return self.layer(x + self.queue[...].mean())
 
 
 class Memory(nn.Module):
-    """A row for every class, which a pass replaces if the class comes first in it."""
+    """A row for every class; a pass replaces the row of the class of its first example."""
 
     collection: str = "memory"
 
@@ -84,13 +84,14 @@ def test_a_queue_is_refused(make, name, way_out, devices, shards):
         with pytest.raises(ModelError) as caught:
             trainer.step((X, Y))
         assert (
-            f"In {name!r} of shape (48, 5) a pass replaces some slices along axis 0 and leaves others as they are, as "
-            "in a queue or a memory, of which an average makes no sense. " + way_out
+            f"replaces some slices of the buffer {name!r} of shape (48, 5) along axis 0 and leaves other slices "
+            "unchanged, as in a queue or a memory bank. Lockstep averages float buffers over the shards, which would "
+            "mix old and new slices. " + way_out
         ) in str(caught.value)
         assert trainer.digest() == before
 
 
-def test_with_one_shard_a_queue_is_that_of_the_plain_loop():
+def test_with_one_shard_a_queue_is_as_in_the_plain_loop():
     model, plain = Queued(), Queued()
     with wrapped(model, shards=1) as trainer:
         for _ in range(3):
@@ -131,7 +132,7 @@ class Running(nnx.Module):
         return self.last(x)
 
 
-def test_running_statistics_are_averaged_as_ever():
+def test_running_statistics_are_averaged():
     trainer = wrapped(Running())
     for _ in range(5):
         trainer.step((X, Y))

@@ -1,4 +1,4 @@
-"""The mode of an nnx module: `step` trains in the script's, `fit` in training mode."""
+"""The mode of an nnx module: `step` keeps the script's mode, `fit` sets training mode."""
 
 import jax
 import numpy as np
@@ -35,7 +35,7 @@ def flags(net):
     return net.norm.use_running_average, net.dropout.deterministic
 
 
-def test_a_step_in_evaluation_mode_is_that_of_the_plain_loop():
+def test_a_step_in_evaluation_mode_is_as_in_the_plain_loop():
     net, plain = Net(), Net()
     trainer = wrapped(net, shards=1)
     plain.train()
@@ -59,7 +59,7 @@ def test_a_step_in_evaluation_mode_is_that_of_the_plain_loop():
     assert flags(net) == (True, True)
 
 
-def test_modes_turned_between_steps_give_one_digest_on_1_2_and_3_devices():
+def test_modes_set_between_steps_give_one_digest_on_1_2_and_3_devices():
     found = set()
     for devices in (1, 2, 3):
         net = Net()
@@ -80,7 +80,7 @@ def test_modes_turned_between_steps_give_one_digest_on_1_2_and_3_devices():
     assert len(found) == 1
 
 
-def test_a_fit_trains_a_model_that_is_in_evaluation_mode_and_keeps_what_is_frozen_in_it():
+def test_fit_enters_training_mode_and_leaves_frozen_parts_in_evaluation_mode():
     net = Net()
     net.eval()
     wrapped(net).fit((X, Y), batch_size=24, verbose=0)
@@ -101,7 +101,7 @@ def test_a_train_flag_without_a_default_is_true():
 
 
 class Overriding(Net):
-    """Has its factor from a method of its own."""
+    """Overrides `train` to set its factor."""
 
     def train(self):
         super().train()
@@ -119,7 +119,7 @@ def test_a_fit_calls_the_models_own_train():
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_checkpoint_holds_the_modes(tmp_path, devices):
+def test_a_checkpoint_saves_the_modes(tmp_path, devices):
     one = wrapped(Net())
     one.step((X, Y))
     one.model.eval()
@@ -132,7 +132,7 @@ def test_a_checkpoint_holds_the_modes(tmp_path, devices):
     assert two.digest() == one.digest()
 
 
-def test_a_model_put_into_evaluation_mode_to_be_used_stays_in_it(tmp_path):
+def test_a_model_loaded_for_inference_stays_in_evaluation_mode(tmp_path):
     trainer = wrapped(Net())
     trainer.save(tmp_path / "saved")
     trainer.model.eval()

@@ -1,4 +1,4 @@
-"""What cannot be trained as it is says so."""
+"""What is not supported, or does not fit, is refused with a message."""
 
 import flax.linen as nn
 import jax
@@ -8,6 +8,8 @@ import optax
 import pytest
 import torch
 from flax import nnx
+from flax.training.dynamic_scale import DynamicScale
+from flax.training.train_state import TrainState
 
 import lockstep
 from backends.kits import jax as kit
@@ -35,22 +37,34 @@ def apply_giving(outputs):
     ("batch", "message"),
     [
         ((X, Y[:-1]), "The arrays of a batch have different lengths, 16, 15, in"),
-        (X, "With a loss of .outputs, targets. a batch is .inputs, targets."),
-        ((X, np.array(["a"] * 16)), "JAX computes on arrays of numbers"),
-        ((X, Y, np.ones((16, 2))), r"There is one weight per example. Got weights of shape \(4, 2\) for a shard of 4"),
-        ((X, Y, 1), r"There is one weight per example. Got weights of shape \(\) for a shard of 4. Give one number"),
-        ((X, Y, jax.random.split(jax.random.key(0), 16)), "A batch's arrays are numbers. Got key<.*key_data"),
+        (X, "cannot be used with a loss of .outputs, targets.. Give .inputs, targets."),
+        ((X, np.array(["a"] * 16)), "but JAX only takes numbers"),
+        (
+            (X, Y, np.ones((16, 2))),
+            r"There must be one example weight per example. Got weights of shape \(4, 2\) for a shard of 4",
+        ),
+        (
+            (X, Y, 1),
+            (
+                r"There must be one example weight per example. Got weights of shape \(\) for a shard of 4 examples. "
+                r"Give a vector"
+            ),
+        ),
+        (
+            (X, Y, jax.random.split(jax.random.key(0), 16)),
+            r"The batch contains an array of random keys \(key<.*key_data",
+        ),
     ],
 )
-def test_batches(batch, message):
+def test_batches_that_do_not_fit_are_refused(batch, message):
     with pytest.raises(BatchError, match=message):
         wrapped().step(batch)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
 @pytest.mark.parametrize(("targets", "got"), [(1, "int"), ({"y": Y}, "{'y': .*}")])
-def test_targets_that_are_no_array(loss, targets, got):
-    with pytest.raises(BatchError, match=f"Targets are one array with a row per example. Got {got}. Give such"):
+def test_targets_that_are_not_an_array_are_refused(loss, targets, got):
+    with pytest.raises(BatchError, match=f"needs the targets as one array. Got {got}. Give one array"):
         wrapped(loss=loss).step((X, targets))
 
 
@@ -60,21 +74,25 @@ ODDS = np.full((16, 3), 1 / 3, np.float32)
 @pytest.mark.parametrize(
     ("loss", "targets", "message"),
     [
-        (CrossEntropy(ignore_index=2), ODDS, "ignore_index only works with integer labels.* Got ignore_index=2"),
-        (CrossEntropy(), ODDS[:, :2], r"class probabilities of the same shape. Got \(4, 3\) and \(4, 2\) of float32"),
-        (CrossEntropy(), ODDS[:, 0], r"class probabilities of the same shape. Got \(4, 3\) and \(4,\) of float32"),
-        (CrossEntropy(weights=(1.0, 2.0)), ODDS, "Class weights are one for each class. Got 2 for 3 classes"),
+        (
+            CrossEntropy(ignore_index=2),
+            ODDS,
+            r"ignore_index=2 got targets of float32, .* only works with integer",
+        ),
+        (CrossEntropy(), ODDS[:, :2], r"shape \(4, 3\) and class probabilities of shape \(4, 2\) \(float32\)"),
+        (CrossEntropy(), ODDS[:, 0], r"shape \(4, 3\) and class probabilities of shape \(4,\) \(float32\)"),
+        (CrossEntropy(weights=(1.0, 2.0)), ODDS, "Class weights need one entry per class. Got 2 weights for 3 classes"),
     ],
 )
-def test_targets_of_cross_entropy(loss, targets, message):
+def test_targets_that_do_not_fit_cross_entropy_are_refused(loss, targets, message):
     with pytest.raises(ModelError, match=message):
         wrapped(loss=loss).step((X, targets))
 
 
 @pytest.mark.parametrize("outputs", [lambda z: z.sum(), lambda z: z[:1], lambda z: z.T])
-def test_an_apply_that_gives_another_shape(outputs):
+def test_outputs_without_a_row_per_example_are_refused(outputs):
     trainer = wrapped((apply_giving(outputs), jnp.ones((6, 3))))
-    with pytest.raises(ModelError, match="A model's outputs have one row per example"):
+    with pytest.raises(ModelError, match=r"The model returned outputs of shape .* Return one row per example"):
         trainer.step((X, Y))
 
 
@@ -83,7 +101,9 @@ def test_an_apply_that_drops_a_variable_is_refused():
         return x @ variables["params"]
 
     trainer = wrapped((apply, {"params": jnp.ones((6, 3)), "batch_stats": {"mean": jnp.zeros(3)}}))
-    with pytest.raises(ModelError, match=r"With mutable=\['batch_stats'\] apply gives .outputs, variables."):
+    with pytest.raises(
+        ModelError, match=r"apply must return \(outputs, variables\) when called with mutable=\['batch_stats'\]"
+    ):
         trainer.step((X, Y))
 
 
@@ -95,12 +115,13 @@ def test_an_apply_gets_arguments_by_name():
 
     for hidden in (apply, jax.jit(apply), jax.vmap(module.apply, in_axes=(None, 0))):
         with pytest.raises(
-            ModelError, match=r"names them. Got one with \*\*. Write for example apply\(variables, x, \*"
+            ModelError,
+            match=r"apply function takes \*\*kwargs, .* Name the arguments that it needs, e\.g\. apply\(variables",
         ):
             wrapped((hidden, module.init(jax.random.key(0), X)))
 
 
-def test_a_linen_modules_own_errors_have_no_note_of_ours():
+def test_errors_of_a_linen_module_have_no_added_note():
     class Failing(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -123,7 +144,7 @@ def test_an_apply_gets_keys_and_returns_mutable_variables():
     np.testing.assert_allclose(trainer.state()["model.batch_stats.mean"].data, np.ones(3))
 
 
-def test_an_apply_may_ask_for_a_key_of_any_name():
+def test_an_apply_may_use_a_key_of_any_name():
     asked = jax.jit(lambda rngs: jax.random.normal(rngs["noise"], (3,)))
 
     def apply(variables, x, *, rngs):
@@ -138,10 +159,10 @@ def test_an_apply_may_ask_for_a_key_of_any_name():
     assert trained(1) == trained(3)
 
 
-def test_the_keys_of_a_shard():
-    """Those of a linen module are part of every result, so they stay what they are."""
-    key = rng.made(np.array([1, 2], np.uint32))
-    streams = rng.Streams(key)
+def test_the_keys_of_a_shard_are_fixed():
+    """Results depend on the keys of a linen module, so these must never change."""
+    key = rng.wrap_key(np.array([1, 2], np.uint32))
+    streams = rng.NamedKeys(key)
     assert sorted(streams) == ["dropout", "params"]
     for index, name in enumerate(("params", "dropout")):
         assert streams[name] == jax.random.fold_in(key, index)
@@ -151,7 +172,7 @@ def test_the_keys_of_a_shard():
     assert len({tuple(jax.random.key_data(streams[name]).tolist()) for name in names}) == 4
 
 
-def test_an_apply_may_give_back_a_plain_number():
+def test_an_apply_may_return_a_plain_number():
     def apply(variables, x, *, mutable):
         outputs = x @ variables["params"]
         return (outputs, {"kept": {"count": 3, "mean": 0.5}}) if mutable else outputs
@@ -166,28 +187,30 @@ def test_an_apply_may_give_back_a_plain_number():
         assert (found["model.kept.mean"].data, found["model.kept.mean"].dtype) == (0.5, "float32")
 
 
-def test_every_array_has_a_name_of_its_own():
+def test_two_arrays_of_one_name_are_refused():
     params = {"a.b": jnp.ones((6, 3)), "a": {"b": jnp.ones((6, 3))}}
-    with pytest.raises(ModelError, match=r"Every array has a name of its own. Got two called 'a.b'. Use names without"):
+    with pytest.raises(ModelError, match=r"Two arrays of the model have the same name 'a.b', .* Use keys without"):
         wrapped((lambda params, x: x @ params["a.b"] + x @ params["a"]["b"], params))
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, 0.1, "adam"])
-def test_an_optimizer_that_is_not_optax(optimizer):
-    with pytest.raises(OptimizerError, match="A JAX model goes with an optax optimizer"):
+def test_an_optimizer_that_is_not_optax_is_refused(optimizer):
+    with pytest.raises(OptimizerError, match="A JAX model needs an optax optimizer"):
         wrapped(optimizer=optimizer)
 
 
-def test_an_nnx_optimizer_of_another_model():
+def test_an_nnx_optimizer_of_another_model_is_refused():
     wider = nnx.Linear(6, 4, rngs=nnx.Rngs(0))
     unbiased = nnx.Linear(6, 3, use_bias=False, rngs=nnx.Rngs(0))
-    with pytest.raises(OptimizerError, match=r"made for. At '0.mu.bias' it has \(4,\), for this model .* \(3,\). Make"):
+    with pytest.raises(
+        OptimizerError, match=r"another model: its state has \(4,\) at '0.mu.bias', and this model needs \(3,\)\. Use"
+    ):
         wrapped(optimizer=nnx.Optimizer(wider, optax.adam(0.1), wrt=nnx.Param))
-    with pytest.raises(OptimizerError, match=r"At '0.mu.bias' it has nothing, for this model it would have \(3,\)"):
+    with pytest.raises(OptimizerError, match=r"its state has nothing at '0.mu.bias', and this model needs \(3,\)"):
         wrapped(optimizer=nnx.Optimizer(unbiased, optax.adam(0.1), wrt=nnx.Param))
 
 
-def test_an_nnx_optimizer_may_look_at_the_numbers_it_starts_from():
+def test_an_nnx_optimizer_may_read_initial_parameter_values():
     def init(params):
         return {"largest": jnp.asarray(max(float(abs(leaf).max()) for leaf in jax.tree.leaves(params)))}
 
@@ -196,17 +219,17 @@ def test_an_nnx_optimizer_may_look_at_the_numbers_it_starts_from():
     wrapped(model, nnx.Optimizer(model, tx, wrt=nnx.Param)).step((X, Y))
 
 
-def test_no_optimizer():
+def test_a_missing_optimizer_is_refused():
     with pytest.raises(OptimizerError, match="Got NoneType"):
         lockstep.wrap(net(), None, LOSS)
 
 
-def test_losses_and_metrics():
-    with pytest.raises(ModelError, match="A loss is one of 'cross_entropy', 'mse'"):
+def test_losses_and_metrics_that_do_not_fit_are_refused():
+    with pytest.raises(ModelError, match=r"is not a loss\. Use one of 'cross_entropy', 'mse'"):
         wrapped(loss="hinge")
     with pytest.raises(ModelError, match="A loss gives one number, one per example"):
         wrapped(loss=lambda out, y: out.sum(0)).step((X, Y))
-    with pytest.raises(ModelError, match="Squared error compares outputs and targets of one shape"):
+    with pytest.raises(ModelError, match=r"The squared error got outputs of shape .* but both shapes must be equal"):
         wrapped(loss="mse").step((X, Y))
     with pytest.raises(ModelError, match="A metric gives one value per example"):
         wrapped(metrics={"odd": lambda out, y: out.sum(0)}).step((X, Y))
@@ -236,48 +259,50 @@ def test_a_loss_that_is_not_finite_names_step_and_shard_and_changes_nothing():
     assert trainer.digest() == before
 
 
-def test_arrays_that_were_donated():
+def test_donated_arrays_are_refused():
     take = jax.jit(lambda value: value + 1, donate_argnums=0)
     inputs = jnp.asarray(X)
     take(inputs)
-    with pytest.raises(BatchError, match=r"A batch's arrays are there. Got one of shape .*donated"):
+    with pytest.raises(BatchError, match=r"An array of the batch, of shape .*, cannot be read, because"):
         wrapped().fit((inputs, Y), verbose=0)
     with pytest.raises(RuntimeError, match="Array has been deleted"):  # JAX's own words, where core cuts the batch
         wrapped().step((inputs, Y))
     variables = nn.Dense(3).init(jax.random.key(0), X)
     take(variables["params"]["kernel"])
-    with pytest.raises(StateError, match=r"whose memory was donated, the first at 'params.kernel'"):
+    with pytest.raises(
+        StateError, match=r"The memory of \d+ arrays of the model was donated, the first at 'params.kernel'"
+    ):
         wrapped((nn.Dense(3), variables))
     model = net()
     trainer = wrapped(model)
     trainer.step((X, Y))
     take(model.kernel[...])
-    with pytest.raises(StateError, match=r"arrays are there. Got 1 whose memory was donated, the first at 'kernel'"):
+    with pytest.raises(StateError, match=r"The memory of 1 arrays of the model was donated, the first at 'kernel'"):
         trainer.step((X, Y))
     fresh = jnp.zeros((6, 3), jnp.float32)
     model.kernel.set_value(fresh)
     take(fresh)
-    with pytest.raises(StateError, match=r"Got 1 whose memory was donated, the first at 'kernel'"):
+    with pytest.raises(StateError, match=r"The memory of 1 arrays of the model was donated, the first at 'kernel'"):
         trainer.step((X, Y))
     model.kernel.set_value(jnp.zeros((6, 3), jnp.float32))
     trainer.step((X, Y))
 
 
-def test_parameters_are_real_numbers():
-    with pytest.raises(ModelError, match=r"Parameters are real numbers. Got int32 at 'w'"):
+def test_parameters_that_are_not_real_numbers_are_refused():
+    with pytest.raises(ModelError, match=r"The parameter 'w' has the type int32"):
         wrapped((lambda params, x: x @ params["w"], {"w": jnp.ones((6, 3), jnp.int32)})).step((X, Y))
-    with pytest.raises(ModelError, match="in 'params'"):
+    with pytest.raises(ModelError, match=r"need a collection 'params' to train\. Got the collections \[.*\]\. Add a"):
         wrapped((nn.Dense(3), {"batch_stats": {}}))
 
 
-def test_precision_and_plan():
-    with pytest.raises(ModelError, match="JAX computes in bfloat16 without a loss scale"):
+def test_fp16_and_too_few_shards_are_refused():
+    with pytest.raises(ModelError, match="'fp16' is not supported on JAX, because it needs a loss scale"):
         wrapped(precision="fp16")
     with pytest.raises(PlanError, match=r"needs at least .* shards, got shards="):
         wrapped(devices=5)
 
 
-def test_a_state_of_another_model():
+def test_a_state_of_another_model_is_refused():
     trainer = wrapped()
     trainer.step((X, Y))
     state = trainer.state()
@@ -287,7 +312,7 @@ def test_a_state_of_another_model():
         trainer.load_state({**state, "optimizer.0.count": state["model.bias"]})
 
 
-def test_objectives_name_the_same_values_every_time():
+def test_an_objective_with_changing_metric_names_is_refused():
     @lockstep.objective
     def loss(model, batch):
         value = LOSS(model(batch["x"]), batch["y"]).mean()
@@ -297,6 +322,39 @@ def test_objectives_name_the_same_values_every_time():
         lockstep.wrap(net(), optax.sgd(0.1), loss, shards=2).step({"x": X[:7], "y": Y[:7]})
 
 
-def test_a_model_in_no_form_that_we_know():
-    with pytest.raises(ModelError, match=r"A JAX model is a flax.nnx.Module"):
-        models.of((jnp.ones(3), jnp.ones(3)))
+def test_an_unknown_kind_of_model_is_refused():
+    with pytest.raises(ModelError, match=r"^tuple is not a JAX model\. Use a flax.nnx.Module"):
+        models.adapt_model((jnp.ones(3), jnp.ones(3)))
+
+
+def test_a_loss_scale_in_a_train_state_is_refused():
+    class Scaled(TrainState):
+        dynamic_scale: object = None
+
+    module = nn.Dense(3)
+    params = module.init(jax.random.key(0), X)["params"]
+    scale = DynamicScale()
+    state = Scaled.create(apply_fn=module.apply, params=params, tx=optax.sgd(0.1), dynamic_scale=scale)
+    with pytest.raises(
+        ModelError, match=r"a loss scale 'dynamic_scale' .* state\.replace\(dynamic_scale=None\) and pre"
+    ):
+        lockstep.wrap(state, None, LOSS)
+    with lockstep.wrap(state.replace(dynamic_scale=None), None, LOSS, precision="bf16") as trainer:
+        trainer.step((X, Y))
+
+
+def test_a_function_that_takes_a_key_before_the_inputs_is_refused():
+    def apply(params, rng, x):
+        return x @ params * jax.random.bernoulli(rng, 0.5, (3,))
+
+    params = jnp.ones((6, 3))
+    with pytest.raises(
+        ModelError, match=r"Use lambda variables, x, \*, rngs: apply\(variables, rngs\['dropout'\], x\)"
+    ):
+        wrapped((apply, params))
+    wrapped((lambda variables, x, *, rngs: apply(variables, rngs["dropout"], x), params)).step((X, Y))
+
+
+def test_a_variable_that_is_not_an_array_is_refused():
+    with pytest.raises(ModelError, match=r"must be arrays\. Got a function at '1'\. Give the arrays alone"):
+        wrapped((lambda variables, x: x @ variables[0], [jnp.ones((6, 3)), lambda x: x]))

@@ -1,4 +1,4 @@
-"""The walk of one batch through JAX is the one on the page."""
+"""The calls for one batch on JAX are those on the page docs/design/walk.md."""
 
 import numpy as np
 import optax
@@ -6,7 +6,7 @@ from flax import nnx
 
 import lockstep
 from docs import walk
-from lockstep.backends.jax.compile_cache import Program
+from lockstep.backends.jax.compile_cache import CompiledProgram
 
 
 def loss(outputs, targets):
@@ -15,10 +15,10 @@ def loss(outputs, targets):
 
 def test_jax(monkeypatch):
     frames = []
-    call = Program.__call__
+    call = CompiledProgram.__call__
 
     def recorded(program, *arguments):
-        frames.append([*walk.on_the_stack(), ("backends/jax/compile_cache.py", "Program.__call__")])
+        frames.append([*walk.on_the_stack(), ("backends/jax/compile_cache.py", "CompiledProgram.__call__")])
         return call(program, *arguments)
 
     net = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
@@ -27,6 +27,6 @@ def test_jax(monkeypatch):
         assert len(trainer.devices) == 2
         batch = np.ones((32, 4), "float32"), np.arange(32) % 3
         trainer.step(batch)  # traces
-        monkeypatch.setattr(Program, "__call__", recorded)
+        monkeypatch.setattr(CompiledProgram, "__call__", recorded)
         trainer.fit(batch, batch_size=32, verbose=0)
     walk.check("JAX", frames[0])

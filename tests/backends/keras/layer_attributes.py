@@ -117,7 +117,7 @@ class MeanInList(Layer):
         return x - self.stats[0]
 
 
-def wrapped(layer, devices):
+def wrap_model(layer, devices):
     keras.utils.set_random_seed(4)
     rest = [layers.BatchNormalization(), layers.Dropout(0.1), layers.Reshape((2, 3)), layers.LSTM(5), layers.Dense(3)]
     model = keras.Sequential([keras.Input((6,)), layer(), *rest])
@@ -141,8 +141,8 @@ STATEFUL = [
 
 
 @pytest.mark.parametrize(("layer", "where"), STATEFUL)
-def test_what_a_layer_carries_from_shard_to_shard_is_refused(layer, where):
-    with wrapped(layer, 1) as trainer:
+def test_attributes_that_carry_values_from_shard_to_shard_are_refused(layer, where):
+    with wrap_model(layer, 1) as trainer:
         before = trainer.digest()
         with pytest.raises(lockstep.LockstepError) as caught:
             trainer.step((X, Y))
@@ -150,16 +150,15 @@ def test_what_a_layer_carries_from_shard_to_shard_is_refused(layer, where):
         assert trainer.digest() == before
 
 
-@pytest.mark.parametrize("layer", [Counting, CountingInDict])
-def test_it_is_refused_on_two_devices(layer):
-    with wrapped(layer, 2) as trainer:
+def test_they_are_refused_on_two_devices():
+    with wrap_model(CountingInDict, 2) as trainer:
         assert len(trainer.devices) == 2
         with pytest.raises(lockstep.LockstepError, match="with what is left in 'passes' of"):
             trainer.step((X, Y))
 
 
 class CountingInWeight(Layer):
-    """What the message proposes."""
+    """Counts in a weight, as the error message proposes."""
 
     def build(self, shape):
         self.passes = self.add_weight((), "zeros", dtype="int32", trainable=False, name="passes")
@@ -171,7 +170,7 @@ class CountingInWeight(Layer):
 
 
 class Holding(Layer):
-    """Layers, seeds, weights and a loss in containers, and numbers that say the same of every shard."""
+    """Has layers, seeds and weights in containers, and attributes that are the same for every shard."""
 
     def prepare(self):
         self.width, self.sizes, self.tables = 0, {"width": 0}, {}
@@ -189,7 +188,7 @@ class Holding(Layer):
         self.width = self.sizes["width"] = x.shape[1]
         if x.shape[1] not in self.tables:
             self.tables[x.shape[1]] = np.cos(np.arange(6, dtype="float32"))
-        self.tables["inputs"] = x  # for somebody to look at
+        self.tables["inputs"] = x  # never read
         self.add_loss(0.01 * ops.mean(x**2))
         x = self.parts["dense"](x) * ops.convert_to_tensor(self.tables[x.shape[1]]) * self.scales[0]
         for norm in self.parts["norms"]:
@@ -198,10 +197,10 @@ class Holding(Layer):
 
 
 @pytest.mark.parametrize("layer", [CountingInWeight, Holding])
-def test_what_keras_itself_changes_and_what_is_merely_left_is_not_refused(layer):
+def test_attributes_that_carry_nothing_and_weights_are_not_refused(layer):
     found = []
     for devices in (1, 2):
-        with wrapped(layer, devices) as trainer:
+        with wrap_model(layer, devices) as trainer:
             assert len(trainer.devices) == devices
             names = [weight.path for weight in trainer.model.weights]
             rows = [dict(trainer.step((X[:size], Y[:size]))) for size in (40, 40, 24, 40)]

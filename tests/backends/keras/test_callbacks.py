@@ -1,12 +1,12 @@
-"""Keras callbacks as they are: model, params, stopping, weights and files."""
+"""Keras callbacks: their model and params, stopping, weights and files."""
 
 import keras
 import numpy as np
 import pytest
 
 import lockstep
-from lockstep.callbacks.backups import adapt_callback
 from lockstep.callbacks.keras_adapter import is_keras_callback
+from lockstep.callbacks.keras_backups import adapt_callback
 from lockstep.errors import CallbackError
 
 # Keras's own arrays, under numpy 2.
@@ -16,7 +16,7 @@ X = np.random.Generator(np.random.PCG64(5)).standard_normal((40, 6)).astype("flo
 Y = (X[:, 0] > 0).astype("int64")
 
 
-def wrapped(rate=0.1):
+def wrap_model(rate=0.1):
     keras.utils.set_random_seed(2)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(2)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -36,7 +36,7 @@ class Writing(keras.callbacks.Callback):
 
     def set_model(self, model):
         super().set_model(model)
-        self.calls.append(("model", self.params))  # Keras hands out the params after it
+        self.calls.append(("model", self.params))  # Keras sets the params after it
 
     def on_train_begin(self, logs=None):
         self.calls.append(("begin", self.params["epochs"], self.params["steps"]))
@@ -48,9 +48,9 @@ class Writing(keras.callbacks.Callback):
         self.calls.append((batch, "accuracy" in logs))
 
 
-def test_a_subclass_sees_the_model_the_params_and_the_logs():
+def test_a_callback_gets_the_model_the_params_and_the_logs():
     callback = Writing()
-    with wrapped() as trainer:
+    with wrap_model() as trainer:
         history = fit(trainer, callback, epochs=1)
         assert callback.model is trainer.model
     names = ["accuracy", "loss", "val_accuracy", "val_loss"]
@@ -58,8 +58,8 @@ def test_a_subclass_sees_the_model_the_params_and_the_logs():
     assert sorted(history.history) == names
 
 
-def test_early_stopping_stops_and_brings_back_the_best_weights():
-    with wrapped() as trainer:
+def test_early_stopping_stops_and_restores_the_best_weights():
+    with wrap_model() as trainer:
         stopping = keras.callbacks.EarlyStopping("val_loss", min_delta=100.0, patience=1, restore_best_weights=True)
         history = fit(trainer, stopping, epochs=10)
         assert len(history.epoch) == 2
@@ -68,13 +68,13 @@ def test_early_stopping_stops_and_brings_back_the_best_weights():
 
 
 def test_a_plateau_lowers_the_learning_rate_of_the_next_step():
-    with wrapped(0.5) as trainer:
+    with wrap_model(0.5) as trainer:
         fit(trainer, keras.callbacks.ReduceLROnPlateau("loss", factor=0.1, min_delta=100.0, patience=1), epochs=3)
         assert trainer.learning_rates[0] == pytest.approx(0.005)
 
 
 def test_checkpoints_and_logs_are_written(tmp_path):
-    with wrapped() as trainer:
+    with wrap_model() as trainer:
         fit(
             trainer,
             keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), monitor="val_loss"),
@@ -86,8 +86,8 @@ def test_checkpoints_and_logs_are_written(tmp_path):
     assert (tmp_path / "log.csv").read_text().splitlines()[0] == "epoch,accuracy,loss,val_accuracy,val_loss"
 
 
-def test_tensorboard_gets_its_curves(tmp_path):
-    with wrapped() as trainer:
+def test_tensorboard_writes_its_events(tmp_path):
+    with wrap_model() as trainer:
         fit(trainer, keras.callbacks.TensorBoard(str(tmp_path), update_freq=1), epochs=2)
     found = {path.parent.name for path in tmp_path.rglob("events.out.tfevents.*")}
     assert found == {"train", "validation"}
@@ -103,21 +103,21 @@ class Ending(keras.callbacks.Callback):
         self.model.stop_training = self.seen == 2
 
 
-def test_a_callback_stops_in_the_middle_of_an_epoch_and_a_later_fit_goes_on():
-    with wrapped() as trainer:
+def test_a_callback_stops_in_the_middle_of_an_epoch_and_a_later_fit_continues():
+    with wrap_model() as trainer:
         fit(trainer, Ending(), epochs=9)
         assert trainer.num_steps == 2
         fit(trainer, epochs=1)
         assert trainer.num_steps == 5
 
 
-def test_the_class_of_a_callback_is_none():
-    with wrapped() as trainer, pytest.raises(CallbackError, match=r"is the class EarlyStopping, not an instance"):
+def test_a_callback_class_instead_of_an_instance_is_refused():
+    with wrap_model() as trainer, pytest.raises(CallbackError, match=r"is the class EarlyStopping, not an instance"):
         fit(trainer, keras.callbacks.EarlyStopping)
 
 
-def test_a_schedule_by_callback_reaches_the_step():
-    with wrapped() as trainer:
+def test_a_learning_rate_scheduler_sets_the_rate_of_the_step():
+    with wrap_model() as trainer:
         before = trainer.digest()
         fit(trainer, keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.0), epochs=1)
         state = trainer.state()
@@ -128,7 +128,7 @@ def test_a_schedule_by_callback_reaches_the_step():
 
 def weights(trainer):
     keras.utils.set_random_seed(2)
-    fresh = wrapped()
+    fresh = wrap_model()
     names = [name.removeprefix("model.") for name in trainer.state() if name.startswith("model.")]
     return {name: fresh.state()[f"model.{name}"].data for name in names}
 

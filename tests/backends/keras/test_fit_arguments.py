@@ -1,4 +1,4 @@
-"""The arguments of Keras's fit, evaluate and predict do what they do in Keras, on every backend that is tested."""
+"""The arguments of fit, evaluate and predict do what they do in Keras."""
 
 import re
 
@@ -14,7 +14,7 @@ Y = GENERATOR.integers(0, 3, 50)
 W = GENERATOR.random(50).astype("float32")
 
 
-def made(**compiled):
+def create_model(**compiled):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, activation="relu"), keras.layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -35,11 +35,11 @@ def made(**compiled):
     ],
     ids=lambda options: " ".join(options) or "x, y",
 )
-def test_fit_is_keras_s(options):
-    """Equal but for rounding: Keras's own step is one program, Lockstep's is another."""
+def test_fit_gives_the_history_of_keras(options):
+    """The values differ by rounding: Lockstep's step is not traced as one function."""
     options = {"epochs": 4, "batch_size": 10, "shuffle": False, "verbose": 0, **options}
-    expected = made().fit(X, Y, **options)
-    with lockstep.wrap(made(), devices=1, shards=1) as trainer:
+    expected = create_model().fit(X, Y, **options)
+    with lockstep.wrap(create_model(), devices=1, shards=1) as trainer:
         found = trainer.fit(X, Y, **options)
     assert found.epoch == expected.epoch
     assert set(found.history) == set(expected.history)
@@ -48,17 +48,17 @@ def test_fit_is_keras_s(options):
 
 
 @pytest.mark.parametrize("freq", [2, [1, 4]])
-def test_validation_freq_is_keras_s(freq):
+def test_validation_freq_is_that_of_keras(freq):
     options = {"epochs": 4, "shuffle": False, "verbose": 0, "validation_split": 0.3, "validation_freq": freq}
-    expected = made().fit(X, Y, **options).history["val_loss"]
-    with lockstep.wrap(made(), devices=1, shards=1) as trainer:
+    expected = create_model().fit(X, Y, **options).history["val_loss"]
+    with lockstep.wrap(create_model(), devices=1, shards=1) as trainer:
         found = trainer.fit(X, Y, **options)["val_loss"]
     np.testing.assert_allclose([value for value in found if value == value], expected, rtol=2e-4)
 
 
 @pytest.mark.parametrize("compiled", [{}, {"metrics": []}], ids=["metrics", "loss alone"])
-def test_evaluate_gives_what_keras_s_gives(compiled, capsys):
-    model = made(**compiled)
+def test_evaluate_gives_the_scores_of_keras(compiled, capsys):
+    model = create_model(**compiled)
     expected = model.evaluate(X, Y, verbose=0)
     named = model.evaluate(X, Y, sample_weight=W, batch_size=10, steps=2, verbose=0, return_dict=True)
     with lockstep.wrap(model, devices=1, shards=1) as trainer:
@@ -83,7 +83,10 @@ def test_evaluate_gives_what_keras_s_gives(compiled, capsys):
 def test_integers_beside_class_weights_are_sample_weights():
     """A third entry is nothing else in Keras."""
     options = {"class_weight": {1: 3.0}, "batch_size": 10, "shuffle": False, "verbose": 0}
-    with lockstep.wrap(made(), devices=1, shards=1) as one, lockstep.wrap(made(), devices=1, shards=1) as other:
+    with (
+        lockstep.wrap(create_model(), devices=1, shards=1) as one,
+        lockstep.wrap(create_model(), devices=1, shards=1) as other,
+    ):
         one.fit((X, Y, np.arange(50)), **options)
         other.fit((X, Y, np.arange(50).astype("float64")), **options)
         assert one.digest() == other.digest()

@@ -1,4 +1,4 @@
-"""Keras's conventions, on each of its backends; `test_other_backends.py` runs this file on JAX and on PyTorch."""
+"""Keras's conventions, on each framework: `test_other_backends.py` runs this file on JAX and on PyTorch."""
 
 import re
 
@@ -28,7 +28,7 @@ def single_precision():
     keras.config.set_floatx(before)
 
 
-def made(*middle, optimizer=None, **options):
+def create_model(*middle, optimizer=None, **options):
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.Input((6,)), *middle, layers.Dense(3, **options)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -63,7 +63,7 @@ class Batches(keras.utils.PyDataset):
         self.ended += 1
 
 
-def near(found, expected):
+def assert_near(found, expected):
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-5, err_msg=name)
@@ -71,11 +71,11 @@ def near(found, expected):
 
 def regular():
     keras.utils.set_random_seed(4)
-    return made(layers.Dense(8, activation="relu", kernel_regularizer="l2"), layers.BatchNormalization())
+    return create_model(layers.Dense(8, activation="relu", kernel_regularizer="l2"), layers.BatchNormalization())
 
 
 def averaged():
-    return made(optimizer=keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.8))
+    return create_model(optimizer=keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.8))
 
 
 # Keras averages the losses of several outputs over batches, however short: there all have one size.
@@ -83,18 +83,18 @@ def averaged():
     ("make", "data", "more"),
     [
         (regular, (X, Y), {}),
-        (made, (X, Y), {"class_weight": {0: 1.0, 1: 5.0, 2: 0.5}}),
+        (create_model, (X, Y), {"class_weight": {0: 1.0, 1: 5.0, 2: 0.5}}),
         (averaged, (X, Y), {}),
         (two_outputs, (X[:32], {"kind": Y[:32], "size": X[:32, :1]}), {}),
     ],
     ids=["regularized and normalized", "class weights", "averaged weights", "two outputs"],
 )
-def test_one_device_and_one_shard_is_plain_fit(make, data, more):
+def test_one_device_and_one_shard_give_the_history_of_keras(make, data, more):
     plain, own = make(), make()
     expected = plain.fit(*data, epochs=2, validation_data=data, **PLAIN, **more)
     with lockstep.wrap(own, devices=1, shards=1) as trainer:
         found = trainer.fit(data, epochs=2, validation_data=data, **PLAIN, **more)
-    near(found.history, expected.history)
+    assert_near(found.history, expected.history)
     for one, other in zip(own.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
@@ -126,26 +126,26 @@ def test_a_list_of_arrays_is_several_inputs_or_outputs_as_in_keras(size):
         }
 
 
-def test_a_list_of_one_input_is_that_input():
-    with lockstep.wrap(made(), devices=1, shards=2) as trainer:
+def test_a_list_with_one_array_is_one_input():
+    with lockstep.wrap(create_model(), devices=1, shards=2) as trainer:
         np.testing.assert_array_equal(trainer.predict([X]), trainer.predict(X))
         np.testing.assert_array_equal(*(ops.convert_to_numpy(trainer(given)) for given in ([X], X)))
 
 
 def test_several_inputs_for_a_model_of_one_are_refused():
-    """A Sequential would give the rows of the first alone."""
-    with lockstep.wrap(made(), devices=1, shards=2) as trainer:
+    """A Sequential would ignore all but the first."""
+    with lockstep.wrap(create_model(), devices=1, shards=2) as trainer:
         for call in (lambda: trainer.predict([X, X]), lambda: trainer([X, X]), lambda: trainer.step(((X, X), Y))):
             with pytest.raises(
-                BatchError, match=r"has one input. Got \(.*, 6\)\). Give one array; several batches come"
+                BatchError, match=r"has one input. Got \(.*, 6\)\). Give one array, or an iterator for several batches"
             ):
                 call()
         assert len(trainer.predict(iter([X, X]))) == 2 * len(X)
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
-def test_regularization_counts_once_whatever_the_shards(reduction):
-    model = made(layers.Dense(8, kernel_regularizer="l2"))
+def test_regularization_counts_once_for_any_number_of_shards(reduction):
+    model = create_model(layers.Dense(8, kernel_regularizer="l2"))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
     model.compile("sgd", loss)
     plain = float(ops.convert_to_numpy(loss(Y, model(X)) + sum(model.losses)))
@@ -156,8 +156,8 @@ def test_regularization_counts_once_whatever_the_shards(reduction):
 
 
 @pytest.mark.parametrize(("option", "longest"), [("global_clipnorm", 1e-3), ("clipnorm", 2**0.5 * 1e-3)])
-def test_clipping_sees_the_reduced_gradient(option, longest):
-    model = made(optimizer=keras.optimizers.SGD(1.0, **{option: 1e-3}))
+def test_clipping_uses_the_gradient_of_the_whole_batch(option, longest):
+    model = create_model(optimizer=keras.optimizers.SGD(1.0, **{option: 1e-3}))
     before = model.get_weights()
     with lockstep.wrap(model, devices=1, shards=4) as trainer:
         trainer.step((X, Y))
@@ -165,10 +165,10 @@ def test_clipping_sees_the_reduced_gradient(option, longest):
     assert moved == pytest.approx(longest, rel=1e-3)
 
 
-def test_short_floats_and_frozen_layers_and_a_plain_file_of_it(tmp_path):
+def test_bfloat16_layers_frozen_layers_and_a_file_of_the_model(tmp_path):
     frozen = layers.Dense(8, dtype=keras.DTypePolicy("mixed_bfloat16"))
     frozen.trainable = False
-    model = made(frozen, layers.Dropout(0.4), layers.BatchNormalization())
+    model = create_model(frozen, layers.Dropout(0.4), layers.BatchNormalization())
     before = frozen.get_weights()[0]
     with lockstep.wrap(model, devices=1, shards=4) as trainer:
         assert trainer.model is model
@@ -189,9 +189,9 @@ class Writing(keras.callbacks.Callback):
             self.model.set_weights([np.ones_like(weight) for weight in self.model.get_weights()])
 
 
-def test_a_run_goes_on_from_the_newest_checkpoint_with_keras_callbacks(tmp_path, capsys):
+def test_fit_resumes_from_the_newest_checkpoint_with_keras_callbacks(tmp_path, capsys):
     def fitted(epochs, folder, callbacks=(), verbose=0):
-        with lockstep.wrap(made(layers.Dropout(0.3)), devices=1, shards=4) as trainer:
+        with lockstep.wrap(create_model(layers.Dropout(0.3)), devices=1, shards=4) as trainer:
             where = str(tmp_path / folder)
             options = {"batch_size": 16, "checkpoint": where, "verbose": verbose, "callbacks": list(callbacks)}
             history = trainer.fit((X, Y), epochs=epochs, **options)
@@ -213,15 +213,15 @@ def test_a_run_goes_on_from_the_newest_checkpoint_with_keras_callbacks(tmp_path,
     assert written != whole
 
 
-def test_batches_by_index():
+def test_a_py_dataset_gives_the_bits_of_arrays():
     data = Batches()
 
     def digest(given, **options):
-        with lockstep.wrap(made(), devices=1, shards=4) as trainer:
+        with lockstep.wrap(create_model(), devices=1, shards=4) as trainer:
             trainer.fit(given, epochs=2, **options)
             return trainer.digest()
 
-    alone = {name: value for name, value in PLAIN.items() if name != "batch_size"}  # such data has a size of its own
+    alone = {name: value for name, value in PLAIN.items() if name != "batch_size"}  # a PyDataset has its own batch size
     assert digest(data, **alone) == digest((X, Y), **PLAIN)
     assert data.ended == 1
 
@@ -230,7 +230,7 @@ def test_batches_by_index():
 def test_a_loss_scale_is_refused():
     model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
     model.compile(keras.optimizers.SGD(0.1, loss_scale_factor=128.0), "mse")
-    with pytest.raises(lockstep.LockstepError, match="trains without a loss scale"):
+    with pytest.raises(lockstep.LockstepError, match="has a loss scale, which Lockstep does not support"):
         lockstep.wrap(model)
 
 
@@ -284,7 +284,7 @@ def mixed_float16():
 @pytest.mark.parametrize("make", HALVES)
 def test_float16_with_a_loss_scale_is_refused_before_anything_is_built(make, mixed_float16, tmp_path):
     model, given = make(tmp_path)
-    with pytest.raises(lockstep.LockstepError, match=r"without a loss scale. Got LossScaleOptimizer with one. Use"):
+    with pytest.raises(lockstep.LockstepError, match=r"The optimizer LossScaleOptimizer has a loss scale, .* Call"):
         lockstep.wrap(model, *given)
 
 
@@ -298,7 +298,7 @@ def test_float16_without_a_loss_scale_trains(mixed_float16):
 
 
 def drawing_model():
-    """Two outputs, running statistics and draws."""
+    """Returns a model with two outputs, running statistics and dropout."""
     keras.utils.set_random_seed(4)
     start = keras.Input((6,))
     middle = layers.Dropout(0.3)(layers.BatchNormalization()(layers.Dense(8)(start)))
@@ -337,19 +337,19 @@ def test_an_objective_trains_and_gives_its_own_metrics(compiled):
 
 
 def test_metrics_beside_an_objective_are_refused():
-    with pytest.raises(lockstep.LockstepError, match=r"an objective tells neither. Got metrics=\['mae'\] beside one"):
+    with pytest.raises(lockstep.LockstepError, match=r"^metrics=\['mae'\] cannot be used with an objective: metrics"):
         lockstep.wrap(drawing_model(), keras.optimizers.Adam(), rebuilding, metrics=["mae"])
 
 
-def test_targets_that_are_left_out_do_not_count():
-    def made():
+def test_ignored_targets_do_not_count():
+    def create_model():
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2)
         model.compile(keras.optimizers.SGD(1.0), loss)
         return model
 
-    plain, model = made(), made()
+    plain, model = create_model(), create_model()
     expected = plain.train_on_batch(X, Y)
     logs = lockstep.wrap(model, shards=4).step((X, Y))
     assert logs["loss"] == pytest.approx(float(np.ravel(expected)[0]), abs=1e-5)
@@ -358,12 +358,12 @@ def test_targets_that_are_left_out_do_not_count():
 
 
 def test_weights_of_both_signs_may_cancel_in_a_shard():
-    """Keras takes the mean of such a shard for 0."""
+    """Keras returns 0 as the mean of such a shard."""
     weights = np.where(np.arange(40) % 2, -1.0, 1.0)
     weights[-1] = 1.0
     assert [part.sum() for part in np.split(weights, 4)] == [0, 0, 0, 2]
 
-    def made():
+    def create_model():
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((6,)), layers.Dense(3, kernel_regularizer="l2")])
         reduction = "mean_with_sample_weight"
@@ -371,7 +371,7 @@ def test_weights_of_both_signs_may_cancel_in_a_shard():
         model.compile(keras.optimizers.SGD(0.1), loss, loss_weights=[0.5])
         return model
 
-    plain, model = made(), made()
+    plain, model = create_model(), create_model()
     expected = plain.train_on_batch(X, Y, weights)
     with lockstep.wrap(model, devices=1, shards=4) as trainer:
         assert trainer.step((X, Y, weights))["loss"] == pytest.approx(float(np.ravel(expected)[0]), rel=1e-4)
@@ -382,7 +382,7 @@ def test_weights_of_both_signs_may_cancel_in_a_shard():
 @pytest.mark.parametrize("part", ["model", "optimizer"])
 @pytest.mark.parametrize("kind", ["shape", "dtype", "missing", "extra"])
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(part, kind):
-    with lockstep.wrap(made(layers.Dense(8)), devices=1, shards=2) as trainer:
+    with lockstep.wrap(create_model(layers.Dense(8)), devices=1, shards=2) as trainer:
         trainer.step((X, Y), verbose=0)
         before, state = trainer.digest(), trainer.state()
         name = next(name for name, array in state.items() if name.startswith(f"{part}.") and array.data.ndim == 2)
@@ -405,13 +405,13 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(part, kind):
 
 
 @pytest.mark.skipif(keras.config.backend() != "jax", reason="the kernels of TensorFlow and PyTorch refuse such labels")
-def test_labels_that_count_for_nothing_may_be_anything():
+def test_labels_without_weight_may_be_out_of_range():
     """Padded targets: by a weight of 0, or by the mask of an embedding."""
     labels, weights = Y.copy(), np.ones(len(Y), "float32")
     labels[3], weights[3] = -1, 0
-    with lockstep.wrap(made(), devices=1, shards=2) as trainer:
+    with lockstep.wrap(create_model(), devices=1, shards=2) as trainer:
         assert np.isfinite(trainer.step((X, labels, weights), verbose=0)["loss"])
-        with pytest.raises(lockstep.LockstepError, match=r"Labels run from 0 to 2\. Got -1"):
+        with pytest.raises(lockstep.LockstepError, match=r"Labels must be from 0 to 2\. Got -1"):
             trainer.step((X, labels), verbose=0)
 
     keras.utils.set_random_seed(1)

@@ -1,4 +1,4 @@
-"""Changes of a model between steps, on each of Keras's backends; `test_other_backends.py` runs this file, too."""
+"""Changes of a model between steps, on each framework: `test_other_backends.py` also runs this file."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from keras import layers
 
 import lockstep
 from lockstep.backends import keras_optimizer_state
-from lockstep.backends.keras.compiled import Compiled
+from lockstep.backends.keras.stateless_model import CompiledModel
 from lockstep.errors import BatchError, ModelError
 
 # Keras's own arrays, under numpy 2.
@@ -23,35 +23,35 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 BACKEND = keras.config.backend()
 
 
-def made(*middle, rate=0.1):
+def create_model(*middle, rate=0.1):
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.Input((6,)), *middle, layers.Dense(3)])
     model.compile(keras.optimizers.SGD(rate), LOSS)
     return model
 
 
-def test_a_layer_without_weights_is_frozen():
+def test_freezing_a_layer_without_weights_stops_its_statistics():
     normal = layers.BatchNormalization(center=False, scale=False)
-    with lockstep.wrap(made(normal), devices=1, shards=4) as trainer:
+    with lockstep.wrap(create_model(normal), devices=1, shards=4) as trainer:
         means = [np.array(normal.moving_mean.numpy())]
         for flag in (True, False):
             normal.trainable = flag
             trainer.step((X, Y))
             means.append(np.array(normal.moving_mean.numpy()))
-    moved = [not np.array_equal(one, other) for one, other in pairwise(means)]
-    assert moved == [True, False]
+    changed = [not np.array_equal(one, other) for one, other in pairwise(means)]
+    assert changed == [True, False]
 
 
 class Noise(layers.Layer):
-    """Draws without a generator of its own."""
+    """Uses random numbers without a generator of its own."""
 
     def call(self, x, training=False):
         return x + keras.random.normal(keras.ops.shape(x)) if training else x
 
 
-def test_draws_without_a_generator_follow_from_the_shard_and_the_step():
+def test_random_operations_without_a_generator_follow_from_the_shard_and_the_step():
     def losses(steps):
-        with lockstep.wrap(made(Noise(), rate=0.0), devices=1, shards=2) as trainer:
+        with lockstep.wrap(create_model(Noise(), rate=0.0), devices=1, shards=2) as trainer:
             return [trainer.step((X, Y))["loss"] for _ in range(steps)]
 
     if BACKEND == "jax":  # Keras itself refuses them there
@@ -65,20 +65,20 @@ def test_draws_without_a_generator_follow_from_the_shard_and_the_step():
     assert len(set(before)) == 3
 
 
-def test_a_model_that_is_compiled_again_wants_another_trainer():
-    model = made()
+def test_a_model_that_is_compiled_again_is_refused():
+    model = create_model()
     with lockstep.wrap(model, devices=1, shards=2) as trainer:
         trainer.step((X, Y))
         model.compile("adam", LOSS, metrics=["accuracy"])
         for call in (trainer.step, trainer.evaluate, lambda batch: trainer.predict(X)):
-            with pytest.raises(ModelError, match=r"compiled again since. Call lockstep\.wrap\(model\) again"):
+            with pytest.raises(ModelError, match=r"compiled again since it .* Call lockstep\.wrap\(model\) again"):
                 call((X, Y))
     with lockstep.wrap(model, devices=1, shards=2) as trainer:
         assert sorted(trainer.step((X, Y))) == ["accuracy", "loss"]
 
 
-def test_a_model_with_another_layer_wants_another_trainer():
-    model = made(layers.Dense(4))
+def test_a_model_whose_layers_have_changed_is_refused():
+    model = create_model(layers.Dense(4))
     with lockstep.wrap(model, devices=1, shards=2) as trainer:
         trainer.step((X, Y))
         model.pop()
@@ -86,7 +86,7 @@ def test_a_model_with_another_layer_wants_another_trainer():
         for call in (trainer.step, trainer.evaluate, lambda batch: trainer.predict(X)):
             with pytest.raises(
                 ModelError,
-                match=r"others since, or has them elsewhere. Compile it and call lockstep\.wrap\(model\) again",
+                match=r"removed or moved since it was wrapped.* Compile the model and call lockstep\.wrap\(model",
             ):
                 call((X, Y))
     model.compile("sgd", LOSS)
@@ -97,7 +97,7 @@ def test_a_model_with_another_layer_wants_another_trainer():
 
 
 class Branching(keras.Model):
-    """Has layers without variables under names and in a list."""
+    """Has layers without variables, as attributes and in a list."""
 
     def __init__(self):
         super().__init__()
@@ -123,42 +123,40 @@ def _swap_in_a_list(model):
 
 
 @pytest.mark.parametrize("change", [_swap, _replace_in_a_list, _swap_in_a_list])
-def test_layers_without_variables(change):
-    def wrapped():
+def test_a_model_whose_layers_without_variables_have_changed_is_refused(change):
+    def wrap_model():
         return lockstep.wrap(model, devices=1, shards=2)
 
     keras.utils.set_random_seed(4)
     model = Branching()
     model.compile("sgd", LOSS)
     model(X[:1])
-    with wrapped() as trainer:
+    with wrap_model() as trainer:
         for call in (trainer.step, trainer.evaluate, trainer.step):
             call((X, Y))
         change(model)
         for call in (trainer.step, trainer.evaluate, lambda batch: trainer.predict(X)):
-            with pytest.raises(ModelError, match=r"A trainer trains the layers and variables .* others since, or has"):
+            with pytest.raises(ModelError, match=r"Layers or variables of the model were added, removed or moved"):
                 call((X, Y))
     model.compile("sgd", LOSS)
-    with wrapped() as trainer:
+    with wrap_model() as trainer:
         np.testing.assert_allclose(trainer.predict(X), model.predict(X, verbose=0), rtol=1e-4, atol=1e-6)
 
 
-def test_another_layer_without_variables_in_a_sequence():
-    model = made(layers.Dense(4), layers.Activation("relu"))
+def test_a_sequential_whose_layers_without_variables_have_changed_is_refused():
+    model = create_model(layers.Dense(4), layers.Activation("relu"))
     with lockstep.wrap(model, devices=1, shards=2) as trainer:
         trainer.step((X, Y))
         last = model.pop()
         model.pop()
         model.add(layers.Activation("tanh"))
         model.add(last)
-        with pytest.raises(
-            ModelError, match=r"others since, or has them elsewhere. Compile it and call lockstep\.wrap"
-        ):
+        with pytest.raises(ModelError, match=r"removed or moved since .* Compile the model and call lockstep"):
             trainer.step((X, Y))
 
 
 class Holding(layers.Layer):
-    """Has a layer that it did not make."""
+    """Has a layer that was created outside of it."""
 
     def __init__(self, held):
         super().__init__()
@@ -172,15 +170,16 @@ class Holding(layers.Layer):
 def test_frozen_flags_of_a_shared_layer(frozen):
     def compiled():
         held = layers.Dense(6)
-        return Compiled(made(Holding(held), Holding(held)), LOSS)
+        return CompiledModel(create_model(Holding(held), Holding(held)), LOSS)
 
     here, there = compiled(), compiled()
     here.model.layers[frozen].trainable = False
     here.model.layers[0].held.trainable = True
     here.model.layers[0].held.bias.trainable = False
-    there.set_trainable(here.trainable())
-    assert there.trainable() == here.trainable()
-    assert len(set(here.trainable())) == 2
+    flags = here.read_trainable_flags()
+    there.write_trainable_flags(flags)
+    assert there.read_trainable_flags() == flags
+    assert len(set(flags)) == 2
 
 
 def test_optimizer_state_follows_its_weights_in_any_order():
@@ -220,25 +219,25 @@ class Predicting(keras.Model):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Measuring, r"Metrics come from compile.*'seen', which the model keeps itself.*return loss, {'seen': value}"),
-        (Computing, r"Metrics come from compile.*compute_metrics of its own. Use compile\(metrics"),
-        (Predicting, r"trainer\.predict calls the model. Got a model with a predict_step of its own"),
+        (Measuring, r"The metric 'seen' is an attribute of the model.*return loss, {'seen': value}"),
+        (Computing, r"Computing defines compute_metrics, which Lockstep does not call.* Use compile\(metrics"),
+        (Predicting, r"Predicting defines predict_step, which Lockstep does not call.*trainer\.predict returns"),
     ],
 )
-def test_callbacks_with_unsupported_methods_are_refused(kind, message):
+def test_models_with_unsupported_methods_are_refused(kind, message):
     with pytest.raises(ModelError, match=message):
         lockstep.wrap(kind(), "sgd", "mse")
 
 
-def test_a_loss_needs_a_function_and_targets():
+def test_a_missing_loss_and_missing_targets_are_refused():
     model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
     model.compile("sgd")
     with pytest.raises(
-        ModelError, match=r"Training needs a loss.*compiled without one.*model\.compile\(optimizer, loss"
+        ModelError, match=r"Training needs a loss, but .* compiled without a loss.*model\.compile\(optimizer, loss"
     ):
         lockstep.wrap(model, devices=1, shards=2).step((X, Y))
-    with pytest.raises(BatchError, match=r"A loss compares outputs with targets.*Give \(inputs, targets\)"):
-        lockstep.wrap(made(), devices=1, shards=2).step(X)
+    with pytest.raises(BatchError, match=r"The loss needs targets, but .* inputs alone\. Give \(inputs, targets\)"):
+        lockstep.wrap(create_model(), devices=1, shards=2).step(X)
 
 
 class Penalty(layers.Layer):
@@ -272,30 +271,28 @@ class Waiting(keras.Model):
         return self.last(self.first(left) + self.first(right))
 
 
-def test_a_model_that_waits_for_its_first_batch(tmp_path):
-    def wrapped():
+def test_a_model_without_variables_before_its_first_batch(tmp_path):
+    def wrap_model():
         keras.utils.set_random_seed(4)
         model = Waiting()
         model.compile("sgd", LOSS)
         return lockstep.wrap(model, devices=1, shards=2)
 
-    waits = (
-        r"A model has its variables when.*waits for its first batch.*keras\.Input\(shape\), or call it on an example"
-    )
+    waits = r"needs the model's variables, but .* has none before its first batch.*keras\.Input\(shape\), or call it on"
     if BACKEND == "torch":
         with pytest.raises(ModelError, match=waits):
-            wrapped()
+            wrap_model()
         return
     batch = ((X, X), Y)
-    with wrapped() as trainer:
+    with wrap_model() as trainer:
         assert trainer.predict((X, X)).shape == (40, 3)
         first = trainer.step(batch)["loss"]
-    with wrapped() as trainer:
+    with wrap_model() as trainer:
         trainer.learning_rates = (0.5,)
         assert trainer.step(batch)["loss"] == pytest.approx(first)
         assert trainer.learning_rates == (0.5,)
         trainer.save(tmp_path)
-    with wrapped() as trainer:
+    with wrap_model() as trainer:
         with pytest.raises(ModelError, match=waits):
             trainer.restore(tmp_path)
         assert trainer.evaluate(batch)["loss"] == pytest.approx(first)

@@ -1,4 +1,4 @@
-"""Keras chooses its backend when it is imported: its tests for every backend, in a process for each of the others."""
+"""The tests of Keras on JAX and on PyTorch, each in its own process: Keras chooses its backend on import."""
 
 import os
 import re
@@ -11,14 +11,13 @@ import pytest
 import missing_packages
 
 TESTS = Path(__file__).parents[2]
-
-
-EVERYWHERE = ["test_keras_conventions.py", "test_model_changes.py", "test_logs.py", "test_backups.py"]
-EVERYWHERE += ["test_queue_variables.py"]
+FILES = ["keras_conventions", "model_changes", "callback_logs", "backup_and_restore", "queue_variables"]
+ALL_FRAMEWORKS = [f"test_{name}.py" for name in FILES]
 
 
 @pytest.mark.parametrize(
-    ("backend", "files"), [("jax", EVERYWHERE), ("torch", [*EVERYWHERE, "two_processes.py", "layer_attributes.py"])]
+    ("backend", "files"),
+    [("jax", ALL_FRAMEWORKS), ("torch", [*ALL_FRAMEWORKS, "torch_workers.py", "layer_attributes.py"])],
 )
 def test_every_test_for_all_backends_passes(backend, files, tmp_path):
     unused = {"tensorflow", "jax", "matplotlib"} - {backend}

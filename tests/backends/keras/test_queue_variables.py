@@ -1,4 +1,4 @@
-"""Float variables of a Keras model that are queues: no average over the shards stands for them, on any backend."""
+"""Float variables of a Keras model that are queues, which cannot be averaged over shards."""
 
 import keras
 import numpy as np
@@ -35,7 +35,7 @@ class Queue(layers.Layer):
 
 @keras.saving.register_keras_serializable("lockstep_tests")
 class Filled(Queue):
-    """Is written by the script."""
+    """A queue that the script writes to."""
 
     def call(self, x, training=False):
         return x + ops.mean(self.queue)
@@ -56,7 +56,7 @@ class Running(layers.Layer):
         return x + ops.mean(self.table)
 
 
-def wrapped(*middle, **options):
+def wrap_model(*middle, **options):
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.Input((5,)), *middle, layers.Dense(3)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -64,27 +64,27 @@ def wrapped(*middle, **options):
 
 
 def test_a_queue_is_refused():
-    trainer = wrapped(Queue(name="bank"))
+    trainer = wrap_model(Queue(name="bank"))
     before = trainer.digest()
     with pytest.raises(ModelError) as caught:
         trainer.step((X, Y))
     assert "bank" in str(caught.value)
     assert (
-        "of shape (48, 5) a pass replaces some slices along axis 0 and leaves others as they are, as in a queue or a "
-        "memory, of which an average makes no sense. Write to it between the steps, in the script"
+        "of shape (48, 5) along axis 0 and leaves other slices unchanged, as in a queue or a memory bank. Lockstep "
+        "averages float buffers over the shards, which would mix old and new slices. Update the buffer in the script"
     ) in str(caught.value)
     assert trainer.digest() == before
 
 
-def test_with_one_shard_a_queue_is_that_of_the_plain_loop():
-    trainer = wrapped(Queue(name="bank"), shards=1)
+def test_with_one_shard_a_queue_is_trained_as_in_keras():
+    trainer = wrap_model(Queue(name="bank"), shards=1)
     trainer.step((X, Y))
     queue = ops.convert_to_numpy(trainer.model.get_layer("bank").queue)
     assert np.array_equal(queue, np.concatenate([X, ROWS[24:]]))
 
 
 def test_a_queue_that_the_script_fills_is_trained_with():
-    trainer = wrapped(Filled(name="bank"))
+    trainer = wrap_model(Filled(name="bank"))
     for _ in range(3):
         trainer.step((X, Y))
         trainer.model.get_layer("bank").enqueue(X)
@@ -92,9 +92,9 @@ def test_a_queue_that_the_script_fills_is_trained_with():
     assert np.array_equal(queue, np.concatenate([X, ROWS[24:]]))
 
 
-def test_running_statistics_are_averaged_as_ever():
+def test_running_statistics_are_averaged():
     norm = layers.SpectralNormalization(layers.Dense(5))
-    trainer = wrapped(norm, layers.BatchNormalization(), Running(name="running"))
+    trainer = wrap_model(norm, layers.BatchNormalization(), Running(name="running"))
     for _ in range(5):
         trainer.step((X, Y))
     assert ops.convert_to_numpy(trainer.model.get_layer("running").means)[:3].all()

@@ -1,4 +1,4 @@
-"""The seed follows Keras's, or that of the framework beneath."""
+"""The run's seed is Keras's or, without one, the framework's."""
 
 import keras
 import numpy as np
@@ -39,13 +39,13 @@ def test_the_run_depends_on_kerass_seed(dropout, shuffle):
 
 
 @pytest.mark.parametrize("seed", [0, -7, 2**40])
-def test_the_seed_of_keras(seed):
+def test_the_seed_is_that_of_keras(seed):
     keras.utils.set_random_seed(seed % 2**32)  # which seeds numpy too
     keras.src.backend.common.global_state.set_global_attribute("global_random_seed", seed)
     assert home.initial_seed() == seed
 
 
-def test_without_one_it_is_the_frameworks():
+def test_without_a_keras_seed_it_is_the_frameworks():
     keras.src.backend.common.global_state.set_global_attribute("global_random_seed", None)
     if keras.config.backend() == "tensorflow":
         import tensorflow as tf

@@ -6,7 +6,7 @@ from backends.kit import CLASS_WEIGHTS, CLASSES, IGNORED, WEIGHTS
 from backends.oracle import hit, make_form
 from lockstep import Metric
 from lockstep.backends import numpy as module
-from lockstep.backends.numpy import SGD, CrossEntropy, Dense, SquaredError
+from lockstep.backends.numpy import SGD, Dense, DenseCrossEntropy, DenseSquaredError
 
 __all__ = ["compiles", "cross_entropy", "forms", "model", "module", "nudge", "set_rate", "sgd", "weights"]
 
@@ -25,7 +25,7 @@ def sgd(model, lr, momentum=0.0):
 
 
 def cross_entropy():
-    return CrossEntropy(ignore_index=IGNORED)
+    return DenseCrossEntropy(ignore_index=IGNORED)
 
 
 def weights(model):
@@ -69,15 +69,15 @@ HEAVY = tuple(CLASS_WEIGHTS)
 forms = [
     same("cross entropy", "cross_entropy"),
     same("ignored targets", cross_entropy()),
-    same("class weights", CrossEntropy(weights=HEAVY)),
-    same("class weights and ignored targets", CrossEntropy(IGNORED, HEAVY)),
+    same("class weights", DenseCrossEntropy(weights=HEAVY)),
+    same("class weights and ignored targets", DenseCrossEntropy(IGNORED, HEAVY)),
     same("example weights", "cross_entropy"),
-    same("example and class weights", CrossEntropy(weights=HEAVY)),
+    same("example and class weights", DenseCrossEntropy(weights=HEAVY)),
     same("example weights and ignored targets", cross_entropy()),
-    same("sum", CrossEntropy(reduction="sum")),
-    same("sum with example weights", CrossEntropy(reduction="sum")),
+    same("sum", DenseCrossEntropy(reduction="sum")),
+    same("sum with example weights", DenseCrossEntropy(reduction="sum")),
     same("squares", "mse"),
-    same("sum of mean squares", SquaredError(reduction="sum")),
+    same("sum of mean squares", DenseSquaredError(reduction="sum")),
     same("squares with example weights", "mse"),
     same("squares with example weights in a column", "mse"),
     same("metrics of classes", "cross_entropy", METRICS_OF_CLASSES),

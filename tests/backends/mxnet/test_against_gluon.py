@@ -151,7 +151,7 @@ def test_clipping_is_gluons():
     assert all(abs(found[name] - expected[name]).max() < 1e-7 for name in expected)
 
 
-def test_the_norm_is_the_gradients_also_where_the_optimizer_writes_to_it():
+def test_the_norm_is_the_gradients_even_if_the_optimizer_writes_to_them():
     norms = set()
     for optimizer in ("sgd", "adadelta"):
         with wrapped(net(), optimizer, devices=2) as trainer:
@@ -159,7 +159,7 @@ def test_the_norm_is_the_gradients_also_where_the_optimizer_writes_to_it():
     assert len(norms) == 1
 
 
-def test_a_mean_written_by_hand_is_the_plain_loop_too():
+def test_a_mean_written_by_hand_equals_the_plain_loop():
     def mean(outputs, targets):
         return loss()(outputs, targets).mean()
 
@@ -173,7 +173,7 @@ def test_a_mean_written_by_hand_is_the_plain_loop_too():
     assert same(ours(("sgd", {"learning_rate": 0.1}), net(), criterion=mean), weights(block))
 
 
-def test_numbers_of_the_schedule_follow_the_steps():
+def test_learning_rates_follow_the_schedule():
     def numbers():
         return {"lr_scheduler": mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=0.1)}
 

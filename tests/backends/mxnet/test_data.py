@@ -74,7 +74,7 @@ def bits(outputs):
     ],
     ids=["evaluate", "predict", "call", "step", "step with weights"],
 )
-def test_without_a_loop(use, put):
+def test_batches_without_fit(use, put):
     found = []
     for x, y in ((X, LABELS), (put(X), put(LABELS))):
         with wrapped(net(), devices=2, metrics=["accuracy"]) as trainer:

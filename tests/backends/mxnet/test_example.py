@@ -23,13 +23,13 @@ def printed(tmp_path_factory):
     return found
 
 
-def test_it_learns(printed):
+def test_the_example_learns(printed):
     lines, _ = printed[3]
     assert lines[0].startswith("3 devices (cpu:0, cpu:1, cpu:2), 4 shards of 64, batch 256, ")
     assert float(lines[-1].split()[2].rstrip(",")) >= 0.97
 
 
-def test_the_number_of_contexts_changes_nothing(printed):
+def test_the_example_gives_the_same_digest_on_any_number_of_contexts(printed):
     digests = {digest for _, digest in printed.values()}
     assert len(digests) == 1
     assert len(digests.pop()) == 64

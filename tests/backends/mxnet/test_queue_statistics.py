@@ -69,8 +69,8 @@ def test_a_queue_is_refused(devices):
         before = trainer.digest()
         with pytest.raises(ModelError) as caught:
             trainer.step((X, Y))
-        assert "queue' of shape (48, 5) a pass replaces some slices along axis 0" in str(caught.value)
-        assert "Write to it between the steps, in the script, from where it reaches every replica" in str(caught.value)
+        assert "queue' of shape (48, 5) along axis 0 and leaves other slices unchanged" in str(caught.value)
+        assert "Update the buffer in the script between two steps" in str(caught.value)
         assert trainer.digest() == before
 
 

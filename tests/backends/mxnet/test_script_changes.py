@@ -170,24 +170,24 @@ def test_a_script_that_records_and_draws():
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_are_set_while_computing_and_put_back(threads):
+def test_threads_are_set_while_computing_and_restored(threads):
     seen = []
 
     def count(outputs, targets):
-        seen.append(settings.num_threads(outputs.context))
+        seen.append(settings.read_num_threads(outputs.context))
         return loss()(outputs, targets)
 
-    before = [settings.num_threads(context) for context in CONTEXTS]
+    before = [settings.read_num_threads(context) for context in CONTEXTS]
     with wrapped(net(), criterion=count, devices=2, threads=threads) as trainer:
         trainer.step(BATCH)
     assert set(seen) == {threads}
-    assert [settings.num_threads(context) for context in CONTEXTS] == before
+    assert [settings.read_num_threads(context) for context in CONTEXTS] == before
 
 
-def test_threads_that_were_not_given_follow_from_the_engines_own():
+def test_default_threads_follow_from_the_engines_number():
     with wrapped(net(), devices=2, threads=None) as trainer:
         trainer.step(BATCH)
-        assert trainer.session.run.threads == max(1, settings.num_threads(mx.cpu(0)) // 8)
+        assert trainer.session.run.threads == max(1, settings.read_num_threads(mx.cpu(0)) // 8)
 
 
 def test_an_evaluation_between_the_steps_changes_no_bits():
@@ -241,7 +241,7 @@ def test_the_first_values_are_those_of_the_scripts_own_seed(first):
     assert all(found[name].tobytes() == expected[name].tobytes() for name in expected if "running" not in name)
 
 
-def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+def test_a_run_resumes_from_its_checkpoint(tmp_path):
     digests = set()
     for epochs in ([3], [1, 2, 3]):
         folder = tmp_path / str(len(epochs))
@@ -336,7 +336,7 @@ def digest_of_sgld(devices):
         return trainer.digest()
 
 
-def test_an_embedding_of_which_a_shard_uses_a_part():
+def test_an_embedding_whose_rows_are_not_in_every_shard():
     """A parameter that no shard reaches is not decayed; one that some reach gets zeros from the others."""
 
     class Two(gluon.Block):
@@ -365,7 +365,7 @@ def test_an_embedding_of_which_a_shard_uses_a_part():
     assert len(digests) == 1
 
 
-def test_labels_and_inputs_as_numpy_has_them():
+def test_labels_and_inputs_of_numpys_types():
     """numpy's float64 becomes float32, as mx.nd.array has it, so that np.random feeds a block of float32."""
     digests = set()
     for batch in ((X.astype("float64"), Y), (X, Y.astype("uint8")), (nd.array(X), nd.array(Y)), (X[::1], list(Y))):
@@ -391,7 +391,7 @@ def test_contexts_as_devices(given):
         assert trainer.digest() == found
 
 
-def test_a_graph_from_elsewhere_is_a_block():
+def test_a_symbol_block():
     """On any number of contexts."""
     found = set()
     for devices in (1, 2, 3):

@@ -7,7 +7,7 @@ from mxnet.gluon import nn
 
 from backends.mxnet.models import BATCH, net, wrapped
 from lockstep.backends.mxnet.cross_entropy import CrossEntropy
-from lockstep.backends.mxnet.uses_rng import Watch, by_optimizer
+from lockstep.backends.mxnet.uses_rng import DrawDetector, may_optimizer_draw
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
@@ -103,25 +103,25 @@ def symbols(*operators):
     ],
 )
 def test_blocks(block, draws):
-    watch = Watch(block(), LOSS)
-    assert [watch.may_draw(), watch.may_draw()] == [draws, draws]
+    detector = DrawDetector(block(), LOSS)
+    assert [detector.may_draw(), detector.may_draw()] == [draws, draws]
 
 
-def test_a_graph_is_looked_at_as_long_as_it_runs():
+def test_only_the_current_graph_of_a_block_counts():
     block = hybridized(held(nn.Dense(3, in_units=4), Switched()))
-    watch = Watch(block, LOSS)
-    assert not watch.may_draw()
+    detector = DrawDetector(block, LOSS)
+    assert not detector.may_draw()
     block[1].noise = True
-    assert not watch.may_draw()  # the graph stays what it was
+    assert not detector.may_draw()  # the graph stays what it was
     block.hybridize()
-    assert watch.may_draw()
-    assert Watch(hybridized(block), LOSS).may_draw()
-    assert watch.may_draw()
+    assert detector.may_draw()
+    assert DrawDetector(hybridized(block), LOSS).may_draw()
+    assert detector.may_draw()
     block[1].noise = False
     hybridized(block)
-    assert not watch.may_draw()
+    assert not detector.may_draw()
     block.hybridize(False)
-    assert watch.may_draw()
+    assert detector.may_draw()
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -148,7 +148,7 @@ def test_randomness_switched_on_later_is_seeded(graph):
     ("loss", "draws"), [(None, False), (LOSS, False), (CrossEntropy(), False), (lambda out, y: out, True)]
 )
 def test_losses(loss, draws):
-    assert Watch(nn.Dense(3), loss).may_draw() == draws
+    assert DrawDetector(nn.Dense(3), loss).may_draw() == draws
 
 
 class Noisy(mx.optimizer.SGD):
@@ -159,4 +159,4 @@ class Noisy(mx.optimizer.SGD):
     ("optimizer", "draws"), [(mx.optimizer.Adam(), False), (mx.optimizer.SGLD(), True), (Noisy(), True)]
 )
 def test_optimizers(optimizer, draws):
-    assert by_optimizer(optimizer) == draws
+    assert may_optimizer_draw(optimizer) == draws

@@ -1,4 +1,4 @@
-"""A short training with Keras on TensorFlow, and one of plain variables; the first process prints what it gave."""
+"""Trains a Keras model and a plain TensorFlow function for two steps; the first process prints the results."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ GENERATOR = np.random.Generator(np.random.PCG64(1))
 X, Y = GENERATOR.standard_normal((61, 12, 12, 1), np.float32), GENERATOR.integers(0, 10, 61)
 
 
-def network():
+def wrap_network():
     keras.utils.set_random_seed(3)
     stack = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.Flatten()]
     stack += [keras.layers.Dropout(0.3), keras.layers.Dense(10)]
@@ -23,17 +23,17 @@ def network():
     return lockstep.wrap(model, shards=4)
 
 
-def plain():
+def wrap_function():
     w, b = tf.Variable(np.full((144, 10), 0.01, "float32")), tf.Variable(np.zeros(10, "float32"))
     model = (lambda x: tf.reshape(x, (x.shape[0], -1)) @ w + b, [w, b])
     return lockstep.wrap(model, keras.optimizers.SGD(0.1, 0.9), "cross_entropy", shards=4)
 
 
-def found():
-    """The number of devices, and what each of the steps and an evaluation gave; None in all processes but the first."""
+def train():
+    """Returns the number of devices, and what the steps and an evaluation gave; None except in the first process."""
     result = []
-    for make in (network, plain):
-        with make() as trainer:
+    for wrap in (wrap_network, wrap_function):
+        with wrap() as trainer:
             for size in (61, 5):
                 logs = trainer.step((X[:size], Y[:size]))
                 result.append([trainer.digest(), logs["loss"].hex()])
@@ -44,8 +44,8 @@ def found():
 
 def main(threads):
     tf.config.threading.set_intra_op_parallelism_threads(int(threads))
-    if (told := found()) is not None:
-        print(json.dumps(told), flush=True)
+    if (result := train()) is not None:
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

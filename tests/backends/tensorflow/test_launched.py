@@ -1,4 +1,4 @@
-"""Two processes, launched by torchrun or as a job of MultiWorkerMirroredStrategy's: one world, one process's bits."""
+"""Two processes launched by torchrun or with TF_CONFIG give the bits of one process."""
 
 import json
 import os
@@ -22,14 +22,14 @@ def free_port():
         return free.getsockname()[1]
 
 
-def by_torchrun():
-    """The variables that torchrun sets."""
+def list_torchrun_variables():
+    """Returns the environment variables that torchrun sets in each process."""
     shared = {"WORLD_SIZE": COUNT, "LOCAL_WORLD_SIZE": COUNT, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
     return [{**shared, "RANK": index, "LOCAL_RANK": index} for index in range(COUNT)]
 
 
-def by_tf_config():
-    """The variable of TensorFlow's multi-worker jobs."""
+def list_tf_config_variables():
+    """Returns the environment variable of TensorFlow's multi-worker jobs for each process."""
     workers = [f"localhost:{free_port()}" for _ in range(COUNT)]
     tasks = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}} for index in range(COUNT)]
     return [{"TF_CONFIG": json.dumps(task)} for task in tasks]
@@ -40,7 +40,7 @@ def path(tmp_path_factory):
     return missing_packages.path(tmp_path_factory.mktemp("path"), "jax", "matplotlib")
 
 
-def started(path, variables):
+def start_process(path, variables):
     environment = {**os.environ, "PYTHONPATH": path, **{name: str(value) for name, value in variables.items()}}
     threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
     code = f"from backends.tensorflow.launched_script import main; main({threads})"
@@ -49,28 +49,32 @@ def started(path, variables):
 
 
 @pytest.fixture(scope="module")
-def alone():
+def expected():
     before = keras.config.floatx()
     keras.config.set_floatx("float32")
-    yield launched_script.found()
+    yield launched_script.train()
     keras.config.set_floatx(before)
 
 
-@pytest.mark.parametrize("launcher", [by_torchrun, by_tf_config])
-def test_two_processes_give_the_bits_of_one(launcher, alone, path):
-    processes = [started(path, variables) for variables in launcher()]
+@pytest.mark.parametrize("launcher", [list_torchrun_variables, list_tf_config_variables])
+def test_two_processes_give_the_bits_of_one(launcher, expected, path):
+    processes = [start_process(path, variables) for variables in launcher()]
     outcomes = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0] * COUNT, outcomes[0][1][-3000:]
-    told = json.loads(next(line for line in outcomes[0][0].splitlines() if line.startswith("[")))
-    assert [entry[0] for entry in told[2::3]] == [COUNT] * 2
-    for entry in told[2::3]:
-        entry[0] = 1  # the number of devices alone may differ
-    assert told == alone
+    found = json.loads(next(line for line in outcomes[0][0].splitlines() if line.startswith("[")))
+    assert [entry[0] for entry in found[2::3]] == [COUNT] * 2
+    for entry in found[2::3]:
+        entry[0] = 1  # only the number of devices may differ
+    assert found == expected
 
 
-def test_without_torch_it_says_what_to_install(tmp_path):
-    process = started(missing_packages.path(tmp_path, "jax", "matplotlib", "torch"), by_tf_config()[1])
+def test_the_error_without_torch_says_what_to_install(tmp_path):
+    process = start_process(
+        missing_packages.path(tmp_path, "jax", "matplotlib", "torch"), list_tf_config_variables()[1]
+    )
     _, errors = process.communicate()
     assert process.returncode
-    assert "Processes that were launched together meet through torch.distributed, which is not installed" in errors
+    assert (
+        "Processes that were launched together communicate through torch.distributed, which is not installed" in errors
+    )
     assert 'pip install "lockstep-train[torch]"' in errors

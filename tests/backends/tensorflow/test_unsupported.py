@@ -1,4 +1,4 @@
-"""Plain TensorFlow: what is refused, and what the data sets give."""
+"""Plain TensorFlow: unsupported models and data, datasets, replicas, traces and versions."""
 
 import contextlib
 import os
@@ -13,9 +13,12 @@ from tensorflow.python.eager import context
 
 import lockstep
 from lockstep.backends import tensorflow as module
-from lockstep.backends.base import Recipe, Work
+from lockstep.backends.base import Recipe
 from lockstep.backends.tensorflow import loaders, parallel_call, settings
+from lockstep.core.fold import Fold
 from lockstep.core.options import Options
+from lockstep.core.plan import Plan
+from lockstep.core.types import Work
 from lockstep.errors import BatchError, ExactError, ModelError, OptimizerError
 
 X = np.random.Generator(np.random.PCG64(1)).standard_normal((20, 4)).astype("float32")
@@ -26,20 +29,24 @@ def variables():
     return tf.Variable(np.ones((4, 3), "float32")), tf.Variable(np.zeros(3, "float32"))
 
 
-def wrapped(function, held, **options):
-    return lockstep.wrap((function, list(held)), keras.optimizers.SGD(0.1), "cross_entropy", shards=2, **options)
+def wrap(function, own_variables, **options):
+    return lockstep.wrap(
+        (function, list(own_variables)), keras.optimizers.SGD(0.1), "cross_entropy", shards=2, **options
+    )
 
 
-def test_a_function_that_draws_from_a_generator_that_remembers():
+def test_a_stateful_random_operation_is_refused():
     w, b = variables()
     with (
-        wrapped(lambda x: tf.nn.dropout(x @ w + b, 0.5, seed=1), (w, b)) as trainer,
-        pytest.raises(ExactError, match=r"(?s)A shard draws from its own seed alone.*stateless_dropout"),
+        wrap(lambda x: tf.nn.dropout(x @ w + b, 0.5, seed=1), (w, b)) as trainer,
+        pytest.raises(
+            ExactError, match=r"(?s)uses .*, whose result depends on earlier random operations.*stateless_dropout"
+        ),
     ):
         trainer.step((X, Y))
 
 
-def test_a_function_that_writes_to_its_variables():
+def test_a_function_that_writes_to_its_variables_is_refused():
     w, b = variables()
 
     def net(x):
@@ -47,18 +54,18 @@ def test_a_function_that_writes_to_its_variables():
         return x @ w + b
 
     with (
-        wrapped(net, (w, b)) as trainer,
-        pytest.raises(ModelError, match="A function reads its variables, and the step writes them"),
+        wrap(net, (w, b)) as trainer,
+        pytest.raises(ModelError, match=r"writes to a variable \(Assign.*Return the value"),
     ):
         trainer.step((X, Y))
     assert not b.numpy().any()
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_variable_without_gradient_stays_and_the_script_s_writes_count(devices):
+def test_unused_variables_do_not_change_and_the_script_can_write_to_variables(devices):
     w, b = tf.Variable(X[:4, :3] * 5), variables()[1]
     unused = tf.Variable(np.ones(2, "float32"))
-    with wrapped(lambda x: x @ w + b, (w, b, unused), devices=devices) as trainer:
+    with wrap(lambda x: x @ w + b, (w, b, unused), devices=devices) as trainer:
         trainer.step((X, Y))
         w.assign(tf.ones_like(w))
         b.assign(tf.zeros_like(b))
@@ -70,9 +77,9 @@ def test_a_variable_without_gradient_stays_and_the_script_s_writes_count(devices
 @pytest.mark.parametrize(
     ("model", "optimizer", "error", "message"),
     [
-        ("function", "sgd", OptimizerError, "TensorFlow's variables go with a Keras optimizer. Got str"),
-        ("frozen", None, ModelError, "Training needs a variable to train. Got 1, none trainable"),
-        ("mixed", None, ModelError, "A model of plain TensorFlow is .function, .tf.Variable"),
+        ("function", "sgd", OptimizerError, "TensorFlow variables need a Keras optimizer. Got str"),
+        ("frozen", None, ModelError, "but none of the model's 1 variables is trainable"),
+        ("mixed", None, ModelError, "model must be a function and a list of tf.Variables"),
     ],
 )
 def test_unsupported_models_are_refused(model, optimizer, error, message):
@@ -84,6 +91,14 @@ def test_unsupported_models_are_refused(model, optimizer, error, message):
     }
     with pytest.raises(error, match=message):
         lockstep.wrap(models[model], optimizer or keras.optimizers.SGD(0.1), "cross_entropy")
+
+
+def test_a_precision_is_refused():
+    w, b = variables()
+    with pytest.raises(
+        ModelError, match=r"precision='bf16' is not supported for .* Leave precision out, and use tf\.cast"
+    ):
+        wrap(lambda x: x @ w + b, (w, b), precision="bf16")
 
 
 DATA = tf.data.Dataset.from_tensor_slices((X, Y))
@@ -100,8 +115,8 @@ DATA = tf.data.Dataset.from_tensor_slices((X, Y))
         (DATA.batch(8).unbatch(), 6, None, False),
     ],
 )
-def test_data_sets_batched_or_not(data, batch_size, steps, endless):
-    source = loaders.of(data, 6, True, 0)
+def test_datasets_batched_or_not(data, batch_size, steps, endless):
+    source = loaders.make_source(data, 6)
     assert (source.batch_size, source.num_steps, source.endless) == (batch_size, steps, endless)
     first = next(source.epoch(0))
     assert [len(part) for part in first] == [batch_size] * 2
@@ -112,29 +127,29 @@ def labels(batches):
     return [batch[1].tolist() for batch in batches]
 
 
-def test_a_data_set_that_reshuffles_comes_to_the_same_epoch_again():
+def test_a_dataset_that_reshuffles_gives_the_same_epoch_again():
     def source():
-        return loaders.of(DATA.shuffle(20, seed=5).batch(8), 8, True, 0)
+        return loaders.make_source(DATA.shuffle(20, seed=5).batch(8), 8)
 
-    whole = source()
-    epochs = [labels(whole.epoch(index)) for index in range(3)]
+    first = source()
+    epochs = [labels(first.epoch(index)) for index in range(3)]
     assert epochs[0] != epochs[1]
     assert labels(source().epoch(2, start=1)) == epochs[2][1:]
 
 
-def test_an_unseeded_data_set_cannot_be_resumed():
+def test_an_unseeded_dataset_cannot_be_resumed():
     tf.random.set_seed(None)
-    source = loaders.of(DATA.shuffle(20).batch(8), 8, True, 0)
+    source = loaders.make_source(DATA.shuffle(20).batch(8), 8)
     assert len(labels(source.epoch(0))) == 3
     assert len(labels(source.epoch(1))) == 3
-    with pytest.raises(ExactError, match=r"another order for each of its readers.*seed=0"):
-        loaders.of(DATA.shuffle(20).batch(8), 8, True, 0).epoch(0, start=2)
+    with pytest.raises(ExactError, match=r"in another order each time it is read, and its shuffle has no seed.*seed=0"):
+        loaders.make_source(DATA.shuffle(20).batch(8), 8).epoch(0, start=2)
 
 
-def test_elements_of_unknown_rank():
+def test_a_dataset_with_elements_of_unknown_rank_is_refused():
     data = tf.data.Dataset.from_generator(lambda: iter([1.0]), output_signature=tf.TensorSpec(None))
-    with pytest.raises(BatchError, match="A data set says which axis counts the examples"):
-        loaders.of(data, 8, True, 0)
+    with pytest.raises(BatchError, match="elements have an unknown number of axes"):
+        loaders.make_source(data, 8)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -142,7 +157,7 @@ def test_an_error_names_its_shard_and_leaves_the_state(devices):
     w, b = variables()
     x = X.copy()
     x[15] = np.inf  # the second shard's
-    with wrapped(lambda x: tf.debugging.check_numerics(x, "here") @ w + b, (w, b), devices=devices) as trainer:
+    with wrap(lambda x: tf.debugging.check_numerics(x, "here") @ w + b, (w, b), devices=devices) as trainer:
         before = trainer.digest()
         with pytest.raises(tf.errors.InvalidArgumentError, match="here") as caught:
             trainer.step((x, Y))
@@ -150,13 +165,12 @@ def test_an_error_names_its_shard_and_leaves_the_state(devices):
         assert trainer.digest() == before
 
 
-def test_replicas_run_side_by_side_the_shards_of_one_in_turn_and_each_is_optimized_alone():
-    body = tf.function(
-        lambda variables, piece, row: variables[0] * piece + row, experimental_attributes=parallel_call.ALONE
-    )
-    lane = parallel_call.Lane(contextlib.nullcontext, [tf.Variable(3.0)], [body, body])
+def test_replicas_run_in_parallel_and_their_shards_in_turn_and_none_is_inlined():
+    attributes = parallel_call.NOT_INLINED
+    body = tf.function(lambda variables, piece, row: variables[0] * piece + row, experimental_attributes=attributes)
+    replica = parallel_call.ReplicaCalls(contextlib.nullcontext, [tf.Variable(3.0)], [body, body])
     pieces, rows = [tf.constant(1.0)] * 4, tf.constant([0.0, 1.0, 2.0, 3.0])
-    call = parallel_call.together([lane, lane], pieces, rows)
+    call = parallel_call.build_call([replica, replica], pieces, rows)
     shards = [operation for operation in call.graph.get_operations() if operation.type == "StatefulPartitionedCall"]
     assert [each.control_inputs for each in shards] == [[], [shards[0]], [], [shards[2]]]
     with context.collect_graphs(optimized=True) as graphs:
@@ -166,7 +180,7 @@ def test_replicas_run_side_by_side_the_shards_of_one_in_turn_and_each_is_optimiz
     assert set(kinds) <= {"StatefulPartitionedCall", "Unpack", "_Arg", "_Retval", "Identity", "NoOp"}
 
 
-def test_freezing_and_unfreezing_does_not_trace_again():
+def test_freezing_and_unfreezing_again_does_not_trace_again():
     traced = []
 
     class Layer(keras.layers.Dense):
@@ -193,32 +207,39 @@ def test_freezing_and_unfreezing_does_not_trace_again():
 
 
 def test_replicas_on_other_devices_have_the_script_s_values(monkeypatch):
-    """Without a GPU TensorFlow puts both on the CPU; the variables are two all the same."""
+    """Without a GPU, TensorFlow puts both replicas on the CPU; they still have separate variables."""
     monkeypatch.setattr(settings, "read_versions", lambda device: {})  # there is no GPU to describe
     w, b = variables()
     recipe = Recipe((lambda x: x @ w + b, [w, b]), keras.optimizers.SGD(0.1), "cross_entropy", (), Options())
     backend = module.open(recipe, ["gpu:0", "gpu:1"])
     w.assign(X[:4, :3])
 
-    def leaves():
+    def compute_leaves():
         pieces = {0: {0: (X[:10], Y[:10])}, 1: {1: (X[:10], Y[:10])}}
         task = Work(pieces, 20, 2, tf.config.threading.get_intra_op_parallelism_threads() or 1, 0, 0)
-        into = {shard: backend.node(backend.layout(), None) for shard in (0, 1)}
         with settings.computing(task, exact=False):
-            return [node["float32"].tobytes() for _, node in sorted(backend.leaves(task, into))]
+            layout = backend.layout()
+            fold = Fold(
+                Plan.even(2, range(2)),
+                pieces,
+                lambda replica, slot, shard: backend.create_buffer(layout, None),
+                backend.add,
+            )
+            partial_sums, _ = backend.partial_sums(task, fold)
+        return [leaf["float32"].tobytes() for _, leaf in sorted(partial_sums.items())]
 
-    first = leaves()
+    first = compute_leaves()
     w.assign(X[4:8, :3])
-    second = leaves()
+    second = compute_leaves()
     assert first[0] == first[1] != second[0] == second[1]
     assert [copy["model.0"].data.tobytes() for copy in backend.copies()] == [w.numpy().tobytes()] * 2
-    first, second = backend._shards.replicas.copies(backend._own())
-    assert first.trained[0] is w
-    assert second.trained[0] is not w
+    first, second = backend._shards.variables.synchronize(backend._list_variables())
+    assert first.trainable[0] is w
+    assert second.trainable[0] is not w
 
 
-def test_a_loss_scale_that_changes_between_steps():
-    """The shard multiplies by it and the update divides: both by that of the step."""
+def test_a_loss_scale_may_change_between_steps():
+    """A shard multiplies by the scale and the update divides by it: both use the scale of the step."""
     found = []
     for scales in ((4.0, 4.0), (4.0, 4096.0)):
         w, b = variables()
@@ -234,21 +255,21 @@ def test_a_loss_scale_that_changes_between_steps():
 def test_the_loss_of_an_output_is_one_number_or_one_per_example():
     w, b = variables()
 
-    def losing(count):
+    def return_losses(count):
         return lambda x: {"loss": tf.reduce_mean(x @ w + b, 1)[:count]}
 
     def trainer(function):
         return lockstep.wrap((function, [w, b]), keras.optimizers.SGD(0.1), None, shards=2)
 
     message = r"is one number, or one per example. Got shape \(3,\) for a shard of 10. Return its mean."
-    with trainer(losing(3)) as short, pytest.raises(ModelError, match=message):
+    with trainer(return_losses(3)) as short, pytest.raises(ModelError, match=message):
         short.step(X)
-    expected = float(tf.reduce_mean(losing(None)(X)["loss"]))
-    with trainer(losing(None)) as whole:
+    expected = float(tf.reduce_mean(return_losses(None)(X)["loss"]))
+    with trainer(return_losses(None)) as whole:
         assert whole.step(X)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_cpu_is_told_by_versions_threads_and_onednn():
+def test_the_versions_of_a_cpu():
     found = settings.read_versions("cpu:0")
     assert found == {
         "tensorflow": tf.__version__,
@@ -258,16 +279,19 @@ def test_a_cpu_is_told_by_versions_threads_and_onednn():
     }
 
 
-@pytest.mark.parametrize("switch", ["0", "1"])
-def test_onednn_is_what_the_environment_says(switch):
+def test_onednn_is_read_from_the_environment():
+    names = {"0": "off", "1": "on"}
+    here = os.environ["TF_ENABLE_ONEDNN_OPTS"]
+    assert settings.read_versions("cpu:0")["oneDNN"] == names.pop(here)
+    ((switch, name),) = names.items()
     code = "from lockstep.backends.tensorflow import settings; print(settings.read_versions('cpu:0')['oneDNN'])"
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": switch, "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-1] == {"0": "off", "1": "on"}[switch]
+    assert done.stdout.split()[-1] == name
 
 
-def test_a_gpu_is_told_by_its_model_and_its_libraries(monkeypatch):
-    """Without a GPU: the names that TensorFlow would give are put in their places."""
+def test_the_versions_of_a_gpu(monkeypatch):
+    """This needs no GPU: the functions of TensorFlow that describe one are replaced."""
     details = {"first": {}, "second": {"device_name": "NVIDIA H200", "compute_capability": (9, 0)}}
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: list(details))
     monkeypatch.setattr(tf.config.experimental, "get_device_details", details.__getitem__)

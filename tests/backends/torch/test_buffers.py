@@ -1,4 +1,4 @@
-"""Buffers are of the shards, never of who computed them."""
+"""Buffers depend on the shards, and not on which process computes them."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ class Running(nn.Module):
         return loss / self.mean
 
 
-def test_a_losss_buffers_are_averaged_as_the_models():
+def test_buffers_of_a_loss_are_averaged_like_those_of_the_model():
     found = set()
     for num_devices in (1, 2):
         with wrapped(nn.Linear(5, 3), Running(), num_devices) as trainer:
@@ -74,7 +74,7 @@ def test_a_losss_buffers_are_averaged_as_the_models():
     assert len(found) == 1
 
 
-def test_a_losss_buffer_is_the_mean_over_the_shards():
+def test_a_buffer_of_a_loss_is_the_mean_over_the_shards():
     loss = Running()
     with wrapped(nn.Linear(5, 3), loss) as trainer:
         mean = F.cross_entropy(trainer.model(X), Y).item()
@@ -97,11 +97,11 @@ class Late(nn.Linear):
 
 
 NEW = (
-    "A model keeps the buffers it was wrapped with. Got a new one, {} of Late, of shape (7,). "
-    "Make it before lockstep.wrap, at its full size; what follows from the inputs alone needs no buffer."
+    "A model's buffers must exist when it is wrapped. Got a new one, {} of Late, of shape (7,). "
+    "Create it before lockstep.wrap, at its full size; a tensor computed from the inputs alone needs no buffer."
 )
 OTHER = (
-    "A buffer keeps its shape and type. 'seen' was float32 of (2,) before a shard and is {} after it. "
+    "A buffer's shape and type must not change. 'seen' was float32 of (2,) before a shard and is {} after it. "
     "Make it before lockstep.wrap, at its full size, and write to it in place."
 )
 
@@ -118,7 +118,7 @@ OTHER = (
     ],
     ids=["set", "registered", "grown", "resized", "another type", "gone"],
 )
-def test_buffers_that_come_late_or_grow_are_refused(change, message):
+def test_new_and_growing_buffers_are_refused(change, message):
     net = Late(change)
     with wrapped(net) as trainer:
         before = trainer.digest()
@@ -172,11 +172,11 @@ def test_a_plain_attribute_that_a_forward_pass_changes_is_refused(change, said):
         with pytest.raises(ExactError) as caught:
             trainer.step((X, Y))
         assert str(caught.value).startswith(
-            f"A forward pass leaves the numbers and words of its modules as they are. {said}"
+            f"A forward pass must not change the numbers and strings of its modules. {said}"
         )
         assert str(caught.value).endswith("torch.tensor(0)); or use lockstep.wrap(..., exact=False).")
         for use in (trainer.evaluate, trainer.predict):
-            with pytest.raises(ExactError, match=r"^A forward pass leaves the numbers and words"):
+            with pytest.raises(ExactError, match=r"^A forward pass must not change the numbers and strings"):
                 use((X, Y) if use == trainer.evaluate else X)
         assert trainer.digest() == before
         assert (net.calls, net.word) == (0, "cold")
@@ -184,7 +184,7 @@ def test_a_plain_attribute_that_a_forward_pass_changes_is_refused(change, said):
         trainer.step((X, Y))
 
 
-def test_a_plain_attribute_of_a_loss_is_refused_too():
+def test_a_changed_plain_attribute_of_a_loss_is_refused():
     class Annealed(nn.CrossEntropyLoss):
         calls = 0
 

@@ -1,4 +1,4 @@
-"""torch's data sets and loaders: the whole batch, in an order of (seed, epoch)."""
+"""torch's data sets and loaders: complete batches, in an order that follows from (seed, epoch)."""
 
 import random
 
@@ -53,7 +53,7 @@ def fitted(data, global_seed=0, epochs=2, **options):
 
 
 def read(batch):
-    """The batch itself, where a source gives a reference."""
+    """Returns the batch itself, if a source gives a reference."""
     return Readers().read([batch])[0] if isinstance(batch, Rows) else batch
 
 
@@ -74,7 +74,7 @@ class Stream(IterableDataset):
 
 def own_sampler():
     generator = torch.Generator()
-    generator.seed()  # another order every time, were it not seeded
+    generator.seed()  # another order every time, unless it is seeded
     return RandomSampler(PAIRS, generator=generator)
 
 
@@ -149,8 +149,8 @@ def test_another_batch_size_beside_data_in_batches_is_refused(loader, own):
                 use(data, batch_size=2)
             kind = type(data).__name__
             assert str(caught.value) == (
-                f"Data that comes in batches has their size. Got batch_size=2 beside a {kind} that gives {own}. "
-                f"Leave batch_size out to train on those, or make the {kind} with batches of 2."
+                f"batch_size=2 cannot be used with this {kind}, because it yields {own}. Leave batch_size out to use "
+                f"these batches, or create the {kind} with batches of 2."
             )
         assert trainer.digest() == before
 
@@ -159,7 +159,10 @@ def test_a_distributed_sampler_is_refused():
     loader = DataLoader(PAIRS, batch_size=8, sampler=DistributedSampler(PAIRS, num_replicas=2, rank=0))
     with wrapped() as trainer, pytest.raises(BatchError) as caught:
         trainer.fit(loader)
-    assert str(caught.value) == "The batch is the whole batch. Remove the sampler."
+    assert str(caught.value) == (
+        "Lockstep splits each batch over the devices itself. Got a DistributedSampler, which gives every process other "
+        "examples. Remove it from the DataLoader."
+    )
 
 
 def test_worker_processes_of_a_loader_draw_alike():
@@ -189,7 +192,7 @@ class Nested(Dataset):
     [Nested(), DataLoader(Nested(), 9), [[[X[i : i + 9], X.flip(0)[i : i + 9]], Y[i : i + 9]] for i in (0, 9, 18)]],
     ids=["data set", "loader", "lists"],
 )
-def test_several_inputs(data):
+def test_several_inputs_are_passed_to_the_model(data):
     torch.manual_seed(0)
     net = Both(5, 3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -201,7 +204,7 @@ def test_several_inputs(data):
         assert trainer.session.run.step == 3
 
 
-# -- where a run is taken up again, and how many workers a loader has
+# -- resumed epochs, and the number of a loader's workers
 
 
 class SeveralAtOnce(Noisy):
@@ -253,13 +256,13 @@ RESUMED = {
 
 
 def epoch(loader, index, start=0):
-    found = torch_loaders.of(loader, 8, True, 3)
+    found = torch_loaders.find_source(loader, 8, True, 3)
     assert found.resumes == "by its sampler"
     return [tuple(part.numpy().tobytes() for part in batch) for batch in found.epoch(index, start)]
 
 
 @pytest.mark.parametrize("kind", RESUMED)
-def test_an_epoch_can_be_begun_anywhere(kind):
+def test_an_epoch_can_begin_at_any_batch(kind):
     torch.manual_seed(1)
     whole = epoch(RESUMED[kind](), 1)
     assert len(whole) in (3, 4)
@@ -275,7 +278,7 @@ def test_any_number_of_a_loaders_workers_gives_the_same_bytes(kind):
     alone = [epoch(RESUMED[kind](), index, 1) for index in (0, 1)]
     assert alone[0] != alone[1]
     loader = RESUMED[kind](num_workers=2, worker_init_fn=started, persistent_workers=True, prefetch_factor=3)
-    found = torch_loaders.of(loader, 8, True, 3)
+    found = torch_loaders.find_source(loader, 8, True, 3)
     for index in (0, 1):
         assert [tuple(part.numpy().tobytes() for part in batch) for batch in found.epoch(index, 1)] == alone[index]
 
@@ -288,19 +291,19 @@ def test_batches_before_the_resumed_one_are_not_read():
             seen.append(index)
             return super().__getitem__(index)
 
-    list(torch_loaders.of(DataLoader(Watched(), 8), 8, True, 0).epoch(0, 2))
+    list(torch_loaders.find_source(DataLoader(Watched(), 8), 8, True, 0).epoch(0, 2))
     assert seen == list(range(16, 27))
 
 
-def test_a_stream_is_read_and_dropped():
-    found = torch_loaders.of(DataLoader(Stream(), 8), 8, True, 0)
+def test_batches_of_a_stream_before_the_resumed_one_are_dropped():
+    found = torch_loaders.find_source(DataLoader(Stream(), 8), 8, True, 0)
     assert found.resumes == "by reading and dropping"
     whole = [batch[1].tolist() for batch in found.epoch(0)]
     assert [batch[1].tolist() for batch in found.epoch(0, 2)] == whole[2:]
 
 
 class StatefulStream(IterableDataset):
-    """Gives examples and says where it stands; a loaded state is in force for every later epoch."""
+    """Gives examples and has a state; a loaded state is used for every later epoch."""
 
     def __init__(self, examples):
         self.examples, self.place, self.start = examples, 0, 0
@@ -317,7 +320,7 @@ class StatefulStream(IterableDataset):
         self.start = state["place"]
 
 
-def test_a_stream_of_examples_that_has_a_state_is_batched_and_goes_on_exactly():
+def test_a_stream_of_examples_with_a_state_is_batched_and_resumes_exactly():
     with wrapped() as trainer:
         found = trainer.session.open_data(StatefulStream(PAIRS), 8, shuffle=True)
         assert found.resumes == "by reading and dropping"
@@ -338,7 +341,7 @@ class FreshlyShuffled(IterableDataset):
 
 def test_a_new_generator_without_a_seed_in_a_stream_follows_from_seed_and_epoch():
     def epoch(index, start=0):
-        found = torch_loaders.of(FreshlyShuffled(), 4, True, 0)
+        found = torch_loaders.find_source(FreshlyShuffled(), 4, True, 0)
         return [batch.tolist() for batch in found.epoch(index, start)]
 
     whole = epoch(1)
@@ -365,7 +368,7 @@ def test_examples_that_may_be_batches_are_refused_with_both_readings():
 
 
 class Stateful(DataLoader):
-    """Like torchdata's: it says where it stands, in tensors."""
+    """Has a state in tensors, like torchdata's."""
 
     given = 0
 
@@ -383,7 +386,7 @@ class Stateful(DataLoader):
         self.given = int(state["given"])
 
 
-def test_a_loader_with_a_state_of_its_own():
+def test_a_loader_with_its_own_state_resumes_from_it():
     with wrapped() as trainer:
         first, second = (trainer.session.open_data(Stateful(PAIRS, 8, shuffle=True), 8, shuffle=True) for _ in range(2))
     assert first.resumes == "by its state_dict"
@@ -447,7 +450,7 @@ class Pooled(nn.Linear):
         return super().forward(torch.stack([x.mean(0) for x in xs]))
 
 
-def test_a_list_with_a_tensor_for_each_example_may_come_from_anywhere():
+def test_a_list_with_a_tensor_for_each_example_is_accepted_from_any_source():
     xs, ys = [X[i : i + 1 + i % 3] for i in range(12)], Y[:12]
 
     def collate(pairs):

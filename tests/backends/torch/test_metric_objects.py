@@ -10,7 +10,7 @@ from metric_object_samples import Order, auroc
 
 
 class Gathering(nn.Module):
-    """A metric that would gather by itself in a launched world."""
+    """A metric that would gather in a launched world."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(40, 4, generator=GENERATOR), torch.randint(0, 2, (40,), generator=GENERATOR)
 
 
-def test_a_module_gets_tensors_of_the_cpu_and_does_not_gather_itself():
+def test_a_metric_module_gets_cpu_tensors_and_does_not_gather():
     mine = Gathering()
     trainer = wrapped(mine)
     found = trainer.evaluate((X, Y), batch_size=16)["Gathering"]
@@ -56,7 +56,7 @@ def test_a_module_gets_tensors_of_the_cpu_and_does_not_gather_itself():
     assert mine.rows == []
 
 
-def test_short_outputs_come_as_float32():
+def test_metrics_get_bfloat16_outputs_as_float32():
     seen = []
 
     class Kinds(Order):
@@ -69,7 +69,7 @@ def test_short_outputs_come_as_float32():
     assert seen == [(torch.float32, torch.int64)]
 
 
-def test_an_objective_names_no_outputs():
+def test_metric_objects_with_an_objective_are_refused():
     @lockstep.objective
     def loss(model, batch):
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
@@ -77,7 +77,7 @@ def test_an_objective_names_no_outputs():
     net = nn.Linear(4, 2)
     trainer = lockstep.wrap(net, torch.optim.SGD(net.parameters(), 0.1), loss, metrics=[Order()], devices=1, shards=2)
     before = trainer.digest()
-    with pytest.raises(ModelError, match="this loss names neither"):
+    with pytest.raises(ModelError, match=r"this loss is an objective of .model, batch., which has neither"):
         trainer.step((X, Y))
     assert trainer.digest() == before
     assert trainer.num_steps == 0

@@ -1,4 +1,4 @@
-"""Parameters that a forward pass writes: refused with several shards, for each process makes as many passes."""
+"""Parameters that a forward pass writes: refused with several shards, because every shard makes a pass."""
 
 import copy
 
@@ -26,7 +26,7 @@ class MaxNorm(nn.Module):
 
 
 class Momentum(nn.Module):
-    """A key encoder that follows in the forward pass, as MoCo's."""
+    """A momentum encoder that is updated in the forward pass, like MoCo's."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +84,7 @@ class Teacher(nn.Module):
 
 
 class Normed(nn.Module):
-    """A frozen network in a list, whose running statistics go on."""
+    """A frozen network in a list, whose running statistics change."""
 
     def __init__(self):
         super().__init__()
@@ -117,23 +117,25 @@ WRITING = [
 ]
 
 
-@pytest.mark.parametrize(("make", "told"), WRITING)
-@pytest.mark.parametrize(("devices", "shards"), [(1, 4), (2, 2)])
-def test_a_pass_that_writes_a_parameter_is_refused_and_changes_nothing(make, told, devices, shards):
+@pytest.mark.parametrize(
+    ("make", "message", "devices", "shards"),
+    [*((*each, 1, 4) for each in WRITING), *((*each, 2, 2) for each in WRITING if each[0] in (MaxNorm, Replaced))],
+)
+def test_a_pass_that_writes_a_parameter_is_refused_and_changes_nothing(make, message, devices, shards):
     with wrapped(make, devices, shards) as trainer:
         assert len(trainer.devices) == devices
         before = trainer.digest()
         with pytest.raises(ExactError) as caught:
             trainer.step(batch(make))
         assert str(caught.value).startswith(
-            "A forward pass leaves the parameters as they are: every shard makes one, so what passes write would "
-            f"depend on the number of devices. Got {told}"
+            "A forward pass must not write parameters: every shard makes one, so what passes write would depend on the "
+            f"number of devices. Got {message}"
         )
         assert trainer.digest() == before
 
 
 @pytest.mark.parametrize("make", [MaxNorm, Clipped])
-def test_one_shard_is_the_plain_loop(make):
+def test_one_shard_equals_the_plain_loop(make):
     torch.manual_seed(0)
     plain = make()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
@@ -170,7 +172,7 @@ def test_an_evaluation_that_writes_a_parameter_is_refused(method):
         getattr(trainer, method)((X, Y) if method == "evaluate" else X)
 
 
-def test_without_the_promise_it_trains():
+def test_such_a_model_trains_if_not_exact():
     trainer = wrapped(Momentum, exact=False)
     for _ in range(2):
         trainer.step((X, Y))
@@ -182,7 +184,7 @@ def test_what_the_script_writes_between_the_steps_reaches_every_replica():
             return self.query(x) + self.key(x)
 
     found = set()
-    for devices in (1, 2, 3):
+    for devices in (1, 2):
         with wrapped(Following, devices) as trainer:
             assert len(trainer.devices) == devices
             for _ in range(4):
@@ -205,7 +207,7 @@ class Centers(nn.Module):
         return nn.functional.cross_entropy(outputs, targets)
 
 
-def test_a_loss_is_looked_at_too():
+def test_parameters_of_a_loss_are_checked():
     net = nn.Linear(5, 3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     trainer = lockstep.wrap(net, optimizer, Centers(), devices=1, shards=4, threads=1)

@@ -1,4 +1,4 @@
-"""Float buffers that are queues: no average over the shards stands for them."""
+"""Float buffers that are queues are refused, because their average over the shards has no meaning."""
 
 import pytest
 import torch
@@ -49,8 +49,7 @@ def wrapped(make, devices=1, shards=4):
     return lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=devices, shards=shards, threads=1)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize(("devices", "shards"), [(1, 4), (2, 2)])
+@pytest.mark.parametrize(("axis", "devices", "shards"), [(0, 1, 4), (1, 1, 4), (0, 2, 2)])
 def test_a_queue_is_refused(axis, devices, shards):
     with wrapped(lambda: Queued(axis=axis), devices, shards) as trainer:
         assert len(trainer.devices) == devices
@@ -58,10 +57,11 @@ def test_a_queue_is_refused(axis, devices, shards):
         with pytest.raises(ModelError) as caught:
             trainer.step((X, Y))
         assert str(caught.value) == (
-            "A float buffer is averaged over the shards, as running statistics are. In 'queue' of shape "
-            f"{(5, 48) if axis else (48, 5)} a pass replaces some slices along axis {axis} and leaves others as they "
-            "are, as in a queue or a memory, of which an average makes no sense. Write to it between the steps, in "
-            "the script, from where it reaches every replica; or use shards=1, where nothing is averaged."
+            "The model's forward pass replaces some slices of the buffer 'queue' of shape "
+            f"{(5, 48) if axis else (48, 5)} along axis {axis} and leaves other slices unchanged, as in a queue or a "
+            "memory bank. Lockstep averages float buffers over the shards, which would mix old and new slices. Update "
+            "the buffer in the script between two steps, from where it is copied to every replica; or use shards=1, "
+            "with which nothing is averaged."
         )
         assert trainer.digest() == before
 
@@ -73,7 +73,7 @@ def test_a_queue_that_begins_empty_is_refused_at_the_second_step():
         trainer.step((X, Y))
 
 
-def test_with_one_shard_a_queue_is_that_of_the_plain_loop():
+def test_with_one_shard_a_queue_equals_that_of_the_plain_loop():
     trainer = wrapped(Queued, shards=1)
     plain = Queued()
     plain.load_state_dict(trainer.model.state_dict())
@@ -83,9 +83,9 @@ def test_with_one_shard_a_queue_is_that_of_the_plain_loop():
     assert torch.equal(trainer.model.queue, plain.queue)
 
 
-def test_a_queue_that_the_script_fills_gives_one_digest_on_1_2_and_3_devices():
+def test_a_queue_that_the_script_fills_gives_one_digest_on_1_and_2_devices():
     found = set()
-    for devices in (1, 2, 3):
+    for devices in (1, 2):
         with wrapped(Filled, devices) as trainer:
             assert len(trainer.devices) == devices
             for _ in range(3):
@@ -118,7 +118,7 @@ class Running(nn.Module):
         return self.last(x)
 
 
-def test_running_statistics_are_averaged_as_ever():
+def test_running_statistics_are_averaged():
     trainer = wrapped(Running)
     for _ in range(4):
         trainer.step((X, Y))

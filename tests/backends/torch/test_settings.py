@@ -17,10 +17,10 @@ Y = torch.arange(8) % 3
 
 @pytest.fixture(autouse=True)
 def as_it_was():
-    before = settings.switches()
+    before = settings.read_switches()
     yield
-    settings.flip(before)
-    assert settings.switches() == before
+    settings.write_switches(before)
+    assert settings.read_switches() == before
 
 
 def set_matmul_precision(value):
@@ -64,21 +64,21 @@ TURNS = {
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_a_switch_is_read_carried_and_put_back(name):
+def test_a_switch_is_read_written_and_restored(name):
     turn, get, value = TURNS[name]
-    before, first = settings.switches(), get()
+    before, first = settings.read_switches(), get()
     turn(value)
-    turned = settings.switches()
+    turned = settings.read_switches()
     assert turned != before
-    settings.flip(before)
+    settings.write_switches(before)
     assert get() == first != value
-    settings.flip(turned)
+    settings.write_switches(turned)
     assert get() == value
-    assert settings.switches() == turned
+    assert settings.read_switches() == turned
 
 
 def checksum():
-    return float(zlib.crc32(repr(settings.switches()).encode()) % 2**20)  # exact in float32
+    return float(zlib.crc32(repr(settings.read_switches()).encode()) % 2**20)  # exact in float32
 
 
 @lockstep.objective
@@ -87,7 +87,7 @@ def telling(net, batch):
     return F.cross_entropy(net(batch[0]), batch[1]), {"switches": checksum()}
 
 
-def test_switches_that_the_script_turns_reach_the_workers():
+def test_switches_that_the_script_changes_reach_the_workers():
     net = nn.Linear(5, 3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     found = []
@@ -116,11 +116,11 @@ def test_a_call_inside_autocast_is_refused():
         trainer.step((X, Y))
 
 
-def test_a_cpu_is_told_by_torchs_version_alone():
+def test_the_versions_of_a_cpu_are_that_of_torch():
     assert settings.read_versions(torch.device("cpu")) == {"torch": torch.__version__}
 
 
-def test_a_gpu_is_told_by_its_model_and_its_libraries(monkeypatch):
+def test_the_versions_of_a_gpu_name_its_model_and_libraries(monkeypatch):
     """Without a GPU: the names that torch would give are put in their places."""
     monkeypatch.setattr(torch.cuda, "get_device_name", {torch.device("cuda:1"): "NVIDIA H200"}.__getitem__)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
@@ -136,7 +136,7 @@ def test_a_gpu_is_told_by_its_model_and_its_libraries(monkeypatch):
     assert settings.read_versions(torch.device("cuda:1"))["CUDA"] == "6.2"
 
 
-def test_a_run_goes_on_only_on_the_model_of_device_that_it_was_saved_on(monkeypatch, tmp_path):
+def test_a_run_resumes_only_on_the_device_model_that_it_was_saved_on(monkeypatch, tmp_path):
     def made(model, **options):
         versions = {"torch": str(torch.__version__), "device model": model, "CUDA": "12.8", "cuDNN": "91002"}
         monkeypatch.setattr(settings, "read_versions", lambda device: versions)

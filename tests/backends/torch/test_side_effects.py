@@ -1,4 +1,4 @@
-"""The script's own things stay as the script has them."""
+"""Global state, modes and gradients of the script are afterwards as they were."""
 
 import copy
 import random
@@ -88,7 +88,7 @@ def unusual():
 
 
 @pytest.mark.parametrize("use", USES)
-def test_generators_are_left_as_they_were(trainer, use):
+def test_random_number_generators_are_restored(trainer, use):
     random.seed(3)
     np.random.seed(3)
     torch.manual_seed(3)
@@ -98,12 +98,12 @@ def test_generators_are_left_as_they_were(trainer, use):
 
 
 @pytest.mark.parametrize("use", USES)
-def test_switches_are_put_back(trainer, unusual, use):
+def test_switches_are_restored(trainer, unusual, use):
     USES[use](trainer)
     assert switches() == unusual
 
 
-def test_all_is_put_back_when_the_adding_fails(trainer, unusual, monkeypatch):
+def test_everything_is_restored_if_an_addition_fails(trainer, unusual, monkeypatch):
     before = generators()
     monkeypatch.setattr(trainer.session.backend, "add", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError) as caught:  # and while its traceback is kept, as a notebook does
@@ -129,7 +129,7 @@ def test_switches_of_the_script_do_not_change_the_bits(net, unusual):
     assert len(found) == 1
 
 
-def test_gradients_of_the_scripts_own_neither_count_nor_stay(net, trainer):
+def test_gradients_of_the_script_are_ignored_and_removed(net, trainer):
     other = copy.deepcopy(net)
     trainer.step((X, Y))
     optimizer = torch.optim.Adam(other.parameters())
@@ -170,7 +170,7 @@ def test_a_call_gives_tensors_and_predict_numpy(trainer):
     assert isinstance(trainer.predict(X), np.ndarray)
 
 
-def test_in_place_changes_count(net, trainer):
+def test_in_place_changes_of_the_script_are_used(net, trainer):
     before = trainer.digest()
     with torch.no_grad():
         net[0].weight[0, 0] += 1
@@ -242,7 +242,7 @@ def test_outputs_keep_their_form(form):
     ],
     ids=["dataclass", "scalar", "scalar in a list", "too few", "numbers"],
 )
-def test_outputs_that_have_no_rows(form, said):
+def test_outputs_without_a_row_for_each_example_are_refused(form, said):
     with shaped(form) as trainer:
         for use in (trainer.predict, trainer):
             with pytest.raises(BatchError) as caught:
@@ -252,7 +252,7 @@ def test_outputs_that_have_no_rows(form, said):
 
 
 def digest_of(net, num_devices, start=lambda: None):
-    """What four epochs make of a net with dropout, evaluated inside of its fit."""
+    """Returns the digest of a net with dropout after eight epochs, evaluated inside of its fit."""
 
     class Evaluating(lockstep.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -271,7 +271,7 @@ def test_trainers_in_two_threads_do_not_disturb_each_other(net, num_devices):
     nets = [net, copy.deepcopy(net)]
     with torch.no_grad():
         nets[1][0].weight.add_(1)
-    alone = [digest_of(copy.deepcopy(each), num_devices) for each in nets]
+    alone = [digest_of(copy.deepcopy(each), 1) for each in nets]
     before, meeting = generators(), threading.Barrier(2, timeout=60)
     with ThreadPoolExecutor(2) as pool:
         together = list(pool.map(lambda each: digest_of(each, num_devices, meeting.wait), nets))

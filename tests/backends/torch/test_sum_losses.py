@@ -53,7 +53,7 @@ def gradient(net, before):
 
 @pytest.mark.parametrize("form", ["function", "objective"])
 @pytest.mark.parametrize("shards", [1, 3, 8])
-def test_the_loss_of_an_autoencoder_is_the_plain_loops(form, shards):
+def test_the_loss_of_an_autoencoder_equals_the_plain_loops(form, shards):
     torch.manual_seed(0)
     noise = torch.randn(24, 2)
     net = Autoencoder()
@@ -85,11 +85,11 @@ def fixed(outputs, targets):
         (lambda outputs, targets: (outputs - targets).pow(2).mean(), 4, Reduction.MEAN),
         (lambda outputs, targets: (outputs - targets).pow(2).mean(1), 4, Reduction.MEAN),
         (half_and_half, 4, Reduction.ASSUMED),
-        (fixed, 1, Reduction.ASSUMED),  # works as long as nobody cuts it
+        (fixed, 1, Reduction.ASSUMED),  # works with one shard only
         (lambda outputs, targets: 0 * outputs.sum(), 4, None),  # a loss of 0 decides nothing: a later step may
     ],
 )
-def test_description_of_a_function(loss, shards, reduction):
+def test_the_reduction_of_a_function_is_determined(loss, shards, reduction):
     net = nn.Linear(12, 12)
     with lockstep.wrap(net, optim.SGD(net.parameters(), 0.1), loss, devices=1, shards=shards, threads=1) as trainer:
         trainer.step((X, X))
@@ -97,8 +97,8 @@ def test_description_of_a_function(loss, shards, reduction):
         assert trainer.opening.endswith("taken as the mean over examples") is (reduction is Reduction.ASSUMED)
 
 
-def test_a_mean_keeps_its_bits_and_the_probe_leaves_nothing_behind():
-    """Dropout, batch norm and torch's own generator are as if nobody had looked; the mode is the script's."""
+def test_probing_how_a_loss_reduces_changes_no_bit():
+    """Dropout, batch norm and torch's own generator are as without the probe; the mode is the script's."""
 
     class Own(nn.Module):
         def forward(self, outputs, targets):
@@ -115,7 +115,7 @@ def test_a_mean_keeps_its_bits_and_the_probe_leaves_nothing_behind():
     assert len(set(found)) == 1
 
 
-def test_a_loss_with_weights_keeps_its_rules():
+def test_a_loss_per_example_with_weights_is_a_mean():
     net = nn.Linear(12, 12)
     each = lambda outputs, targets: (outputs - targets).pow(2).mean(1)  # noqa: E731
     with lockstep.wrap(net, optim.SGD(net.parameters(), 0.1), each, devices=1, shards=4, threads=1) as trainer:
@@ -132,11 +132,11 @@ def test_sum_losses_in_verify_and_with_a_pipeline():
         history = trainer.fit(data, epochs=2, verbose=0).history
         assert trainer.session.run.reduction is Reduction.SUM
         assert history["loss"][0] > 50  # the sum of both batches
-        assert trainer.verify((X, X), steps=2, devices=(1, 2, 3)).equal
+        assert trainer.verify((X, X), steps=2, devices=(1, 2)).equal
 
 
 @pytest.mark.parametrize("third", [torch.arange(24), torch.arange(24).int(), list(range(24))])
-def test_an_index_is_no_weight(third):
+def test_an_index_as_the_third_entry_is_refused(third):
     """(image, label, index) from a loader, as many data sets give it."""
     net = nn.Linear(12, 3)
     data = TensorDataset(X, LABELS, torch.as_tensor(third))

@@ -64,9 +64,9 @@ def test_a_dropout_alone_in_evaluation_mode_is_off():
         assert torch.equal(net.state_dict()[name], tensor), name
 
 
-def test_modes_turned_between_steps_give_one_digest_on_1_2_and_3_devices():
+def test_modes_changed_between_steps_give_one_digest_on_1_and_2_devices():
     found = set()
-    for devices in (1, 2, 3):
+    for devices in (1, 2):
         net = network()
         with wrapped(net, devices) as trainer:
             assert len(trainer.devices) == devices
@@ -88,7 +88,7 @@ def test_modes_turned_between_steps_give_one_digest_on_1_2_and_3_devices():
     assert len(found) == 1
 
 
-def test_an_objective_finds_the_modes_of_the_script():
+def test_an_objective_has_the_modes_of_the_script():
     seen = []
 
     @lockstep.objective
@@ -107,14 +107,14 @@ class Recording(lockstep.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.modes.append(modes(self.trainer.model))
-        self.trainer.model.eval()  # to look at something, and forgotten
+        self.trainer.model.eval()  # and forgets to put it back
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_fit_trains_in_training_mode_whatever_a_callback_leaves(devices):
     net, other = network().eval(), network()
     recording = Recording()
-    with wrapped(net, devices) as trainer, wrapped(other, devices) as usual:
+    with wrapped(net, devices) as trainer, wrapped(other) as usual:
         assert len(trainer.devices) == devices
         for each, callbacks in ((trainer, [recording]), (usual, [])):
             each.fit((X, Y), epochs=2, batch_size=12, verbose=0, validation_data=(X, Y), callbacks=callbacks)
@@ -165,7 +165,7 @@ class Frozen(nn.Module):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_fit_calls_a_train_of_the_models_own_also_of_a_fresh_model(devices):
     net = Frozen()
-    assert net.norm.training  # made, and not yet put into any mode
+    assert net.norm.training  # new, and not yet put into any mode
     net.drop.eval()
     with wrapped(net, devices=devices) as trainer:
         trainer.fit(X, Y, batch_size=24, epochs=2, verbose=0)
@@ -180,7 +180,7 @@ def test_a_fit_calls_the_models_own_train():
     assert net[1].num_batches_tracked == 0
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("devices", [1, 2])
 def test_evaluation_mode_is_resumed(tmp_path, devices):
     one = wrapped(network().eval())
     one.step((X, Y))

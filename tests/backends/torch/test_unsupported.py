@@ -1,4 +1,4 @@
-"""What cannot be trained as it is, and the words that say so."""
+"""Models, optimizers, losses and batches that are not supported, and the messages."""
 
 import copy
 import threading
@@ -37,12 +37,12 @@ def spread():
     [
         (
             spread,
-            "Lockstep does the distributing. Got a model in DistributedDataParallel. "
+            "Lockstep distributes the model itself. Got a model in DistributedDataParallel. "
             "Wrap the plain model: lockstep.wrap(model.module, ...).",
         ),
         (
             lambda: nn.DataParallel(nn.Linear(5, 3)),
-            "Lockstep does the distributing. Got a model in DataParallel. "
+            "Lockstep distributes the model itself. Got a model in DataParallel. "
             "Wrap the plain model: lockstep.wrap(model.module, ...).",
         ),
         (
@@ -52,26 +52,26 @@ def spread():
         ),
         (
             lambda: nn.Sequential(nn.Linear(5, 3), nn.SyncBatchNorm(3)),
-            "Every shard has its own batch norm statistics. Got SyncBatchNorm at '1'. "
-            "Use torch.nn.BatchNorm and choose `shards` for the statistics you want.",
+            "SyncBatchNorm is not supported, because each shard has its own batch norm statistics. Got one at '1'. "
+            "Use BatchNorm1d, BatchNorm2d or BatchNorm3d; for statistics over the whole batch use shards=1.",
         ),
         (
             lambda: nn.Sequential(nn.Embedding(5, 3, sparse=True)),
-            "Gradients are dense. Got sparse=True at '0'. Use sparse=False.",
+            "Sparse gradients are not supported. Got sparse=True at '0'. Use sparse=False.",
         ),
         (
             lambda: nn.Sequential(nn.EmbeddingBag(5, 3, mode="sum", sparse=True)),
-            "Gradients are dense. Got sparse=True at '0'. Use sparse=False.",
+            "Sparse gradients are not supported. Got sparse=True at '0'. Use sparse=False.",
         ),
         (
             lambda: nn.Sequential(nn.LazyLinear(3)),
-            "A model has its parameters when it is wrapped. Got LazyLinear at '0', which takes its shape from the "
+            "A model's parameters must exist when it is wrapped. Got LazyLinear at '0', which takes its shape from the "
             "first batch. Call the model once on a batch before lockstep.wrap.",
         ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by torch.compile
-def test_models(make, message):
+def test_unsupported_models_are_refused(make, message):
     with pytest.raises(ModelError) as caught:
         lockstep.wrap(make(), sgd(nn.Linear(2, 2)), nn.CrossEntropyLoss(), devices=1)
     assert str(caught.value) == message
@@ -82,42 +82,44 @@ def test_models(make, message):
     [
         (
             lambda net: torch.optim.LBFGS(net.parameters()),
-            "A step is one gradient and one update. LBFGS evaluates the model several times a step. "
+            "LBFGS is not supported, because it evaluates the model several times a step. "
             "Use another optimizer, such as torch.optim.Adam.",
         ),
         (
             lambda net: torch.optim.SparseAdam(net.parameters()),
-            "Gradients are dense. Got SparseAdam. Use torch.optim.Adam.",
+            "Sparse gradients are not supported. Got SparseAdam. Use torch.optim.Adam.",
         ),
         (
             lambda net: sgd(copy.deepcopy(net)),
-            "The optimizer holds the model's own parameters. Got 2 that the model does not have. "
-            "Make the optimizer from this model: torch.optim.SGD(model.parameters(), lr=0.1).",
+            "The optimizer may only have the model's own parameters. Got 2 that the model does not have. "
+            "Make the optimizer from this model: torch.optim.SGD(model.parameters(), lr=0.1). If they are a loss's or "
+            "another network's, wrap one module that has both: nn.ModuleDict({'net': net, 'loss': loss}), with an "
+            "objective that calls both.",
         ),
         (
             lambda net: "sgd",
-            "A PyTorch model goes with a torch.optim optimizer. Got str. "
+            "A PyTorch model needs a torch.optim optimizer. Got str. "
             "Use for example torch.optim.SGD(model.parameters(), lr=0.1).",
         ),
         (
             lambda net: None,
-            "A PyTorch model goes with a torch.optim optimizer. Got NoneType. "
+            "A PyTorch model needs a torch.optim optimizer. Got NoneType. "
             "Use for example torch.optim.SGD(model.parameters(), lr=0.1).",
         ),
     ],
 )
-def test_optimizers(make, message):
+def test_unsupported_optimizers_are_refused(make, message):
     net = nn.Linear(5, 3)
     with pytest.raises(OptimizerError) as caught:
         lockstep.wrap(net, make(net), nn.CrossEntropyLoss(), devices=1)
     assert str(caught.value) == message
 
 
-def test_a_loss_that_is_none():
+def test_a_loss_of_another_type_is_refused():
     with pytest.raises(ModelError) as caught:
         wrapped(loss="cross_entropy")
     assert str(caught.value) == (
-        "A loss is a torch.nn loss, a function of (outputs, targets) or a lockstep.objective. Got 'cross_entropy'."
+        "A loss must be a torch.nn loss, a function of (outputs, targets) or a lockstep.objective. Got 'cross_entropy'."
     )
 
 
@@ -131,7 +133,7 @@ def test_a_loss_that_is_none():
 def test_objects_that_are_no_model_are_refused(model, message):
     with pytest.raises(ModelError) as caught:
         lockstep.wrap(model, None, None)
-    assert str(caught.value).startswith("A model is a torch.nn.Module, ")
+    assert str(caught.value).startswith("The model must be a torch.nn.Module, ")
     assert str(caught.value).endswith(message)
 
 
@@ -189,14 +191,14 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(frozen()),
             (X, Y),
             ModelError,
-            "Training needs a parameter to train. Got 2, all frozen or not in the optimizer. "
+            "No parameter would be trained: all 2 are frozen or not in the optimizer. "
             "Set requires_grad=True on some, and give them to the optimizer.",
         ),
         (
             lambda: wrapped(loss=lambda outputs, targets: torch.tensor(1.0)),
             (X, Y),
             ModelError,
-            "A loss depends on parameters that are trained. Got one that has no gradient. "
+            "A loss must depend on parameters that are trained. Got one that has no gradient. "
             "Compute it from the model's outputs, outside torch.no_grad().",
         ),
         (
@@ -244,15 +246,15 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             wrapped,
             (X, Y, 1),
             BatchError,
-            "There is one weight per example. Got weights of shape () for a shard of 4. "
-            "Give one number for each example.",
+            "There must be one example weight per example. Got weights of shape () for a shard of 4 examples. "
+            "Give a vector with one number for each example of the batch.",
         ),
         (
             lambda: wrapped(loss=lockstep.objective(lambda net, batch: net(batch[0]).mean()), metrics=["accuracy"]),
             (X, Y),
             ModelError,
-            "Metrics compare outputs and targets, and this loss has neither. "
-            "Let an objective return its own: return loss, {'name': value}.",
+            "The metric 'accuracy' compares outputs with targets, but this loss gives Lockstep neither. "
+            "Use an objective that also returns the metric: return loss, {'name': value}.",
         ),
         (
             lambda: wrapped(metrics={"odd": lambda outputs, targets: outputs[:3]}),
@@ -265,40 +267,41 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(metrics=["mse"]),
             (X, Y),
             ModelError,
-            "mse and mae compare outputs and targets of one shape. Got (4, 3) and (4,). Reshape one of them.",
+            "mse and mae need outputs and targets of the same shape. Got (4, 3) and (4,). Reshape one of them.",
         ),
         (
             lambda: wrapped(Sparse()),
             (X, Y),
             ModelError,
-            "Gradients are dense. Got a sparse one. Use torch.nn.Embedding(..., sparse=False).",
+            "Sparse gradients are not supported. Got one. Use torch.nn.Embedding(..., sparse=False).",
         ),
         (
             lambda: wrapped(loss=lambda outputs, targets: (outputs - targets).square().mean(), metrics=["accuracy"]),
             (X, Y[:, None]),
             ModelError,
-            "accuracy compares outputs with a label for each row of classes (on axis 1), or with targets of the same "
-            "shape. Got outputs of shape (4, 3) and targets of (4, 1). Reshape one of them, or give a metric of your "
-            "own: a function of (outputs, targets).",
+            "accuracy cannot compare outputs of shape (4, 3) with targets of shape (4, 1). Give targets of shape "
+            "(4, 3), or labels of shape (4,) (axis 1 is the classes), or your own metric, a function of (outputs, "
+            "targets).",
         ),
         (
             lambda: wrapped(Silent(5, 3)),
             (X, Y),
             ModelError,
-            "A model gives outputs. Got None from Silent. End its forward with `return`.",
+            "The model Silent returned None instead of its outputs. End the model's forward method with `return "
+            "outputs`.",
         ),
         (
             wrapped,
             (X, WRONG),
             BatchError,
-            "Labels run from 0 to 2. Got 7. Fix the labels, or give the model's last layer more outputs.",
+            "Labels must be from 0 to 2. Got 7. Fix the labels, or give the model's last layer more outputs.",
         ),
         (
             wrapped,
             {"x": X, "y": Y},
             BatchError,
-            "With a loss of (outputs, targets) a batch is (inputs, targets) or (inputs, targets, weights). "
-            "Got {'x': Tensor(4, 5), 'y': Tensor(4,)}. Give one of these, or write an objective:\n" + OBJECTIVE_EXAMPLE,
+            "The batch {'x': Tensor(4, 5), 'y': Tensor(4,)} cannot be used with a loss of (outputs, targets). Give "
+            "(inputs, targets) or (inputs, targets, weights), or write an objective:\n" + OBJECTIVE_EXAMPLE,
         ),
         (
             wrapped,
@@ -322,7 +325,7 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
         ),
     ],
 )
-def test_steps(make, batch, error, message):
+def test_steps_that_cannot_be_computed_are_refused(make, batch, error, message):
     with make() as trainer:
         before = trainer.digest()
         with pytest.raises(error) as caught:
@@ -332,7 +335,7 @@ def test_steps(make, batch, error, message):
 
 
 def test_weights_of_another_shape_are_refused():
-    """One weight per element is no weight per example; with one example a shard, broadcasting would hide it."""
+    """Weights must be one per example; with one example in a shard, broadcasting would hide one per element."""
     with wrapped(loss=nn.MSELoss(), shards=8) as trainer, pytest.raises(lockstep.LockstepError, match="weight"):
         trainer.step((X[:8], X[:8, :3], torch.rand(8, 3)))
 
@@ -342,8 +345,8 @@ def test_an_operation_without_a_deterministic_form_is_named():
         with pytest.raises(ExactError) as caught:
             trainer.step((X, Y))
         assert str(caught.value) == (
-            "Equal bits need deterministic operations. Got one that has no such form: put_. "
-            "Replace it, or use lockstep.wrap(..., exact=False) to train without the promise."
+            "An exact run needs deterministic operations. torch has no deterministic form of put_. "
+            "Replace it, or use lockstep.wrap(..., exact=False) to train without the guarantee of equal bits."
         )
     with wrapped(Unsure(), exact=False) as trainer:
         trainer.step((X, Y))
@@ -351,7 +354,7 @@ def test_an_operation_without_a_deterministic_form_is_named():
         with pytest.raises(ExactError) as caught:
             trainer.verify((X, Y), devices=(1,))
         assert str(caught.value) == (
-            "verify checks the promise of equal bits. This trainer has exact=False. Use exact=True."
+            "verify cannot be used with exact=False, because the bits may then differ. Use exact=True in lockstep.wrap."
         )
 
 
@@ -399,7 +402,7 @@ def test_an_error_raised_by_the_loss_is_unchanged(error):
     assert caught.value is error
 
 
-def test_outputs_that_are_not_one_per_example():
+def test_outputs_that_are_not_one_per_example_are_refused():
     class Pooled(nn.Linear):
         def forward(self, x):
             return super().forward(x).mean(0, keepdim=True)
@@ -412,14 +415,14 @@ def test_outputs_that_are_not_one_per_example():
     )
 
 
-def test_too_many_sums():
+def test_too_many_sums_are_refused():
     wide = lockstep.Metric(lambda outputs, targets: outputs.new_zeros(2000), lambda sums: 0.0, "wide")
     with wrapped(metrics=[wide]) as trainer, pytest.raises(ModelError) as caught:
         trainer.step((X, Y))
     assert str(caught.value).startswith("The metrics of a step give at most ")
 
 
-def test_a_group_of_strangers_added_later():
+def test_a_group_with_parameters_of_another_model_is_refused():
     net = nn.Linear(5, 3)
     optimizer = sgd(net)
     with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), devices=1) as trainer:
@@ -427,13 +430,13 @@ def test_a_group_of_strangers_added_later():
         with pytest.raises(OptimizerError) as caught:
             trainer.session.backend.controls()
     assert str(caught.value) == (
-        "A parameter group holds parameters that the model had when it was wrapped. Got one with others. "
+        "A parameter group may only have parameters that the model had when it was wrapped. Got others. "
         "Call lockstep.wrap again after changing the model."
     )
 
 
 class Locked(nn.Module):
-    """Holds what cannot be pickled."""
+    """Has an attribute that cannot be pickled."""
 
     def __init__(self):
         super().__init__()
@@ -450,17 +453,9 @@ def test_objects_that_cannot_be_pickled_are_named():
     assert str(caught.value) == (
         "A worker process gets the model by pickle. The attribute 'inner.guard' of type lock cannot be pickled: "
         "cannot pickle '_thread.lock' object. "
-        "Make it in the forward pass, or leave it out with __getstate__; or use devices=1."
+        "Create it in the forward pass, or leave it out with __getstate__; or use devices=1."
     )
     with wrapped(Locked()) as trainer:
-        trainer.step((X, Y))
-
-
-def test_a_parametrized_model_is_named():
-    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)))
-    with pytest.raises(ModelError, match=r"(?s)The parametrized module '0' cannot be pickled: .*use devices=1\.$"):
-        wrapped(net, devices=2)
-    with wrapped(net) as trainer:
         trainer.step((X, Y))
 
 
@@ -485,22 +480,63 @@ def test_numpy_and_torch_batches_are_the_same(reduce):
     assert len(found) == 1
 
 
-def test_a_loss_for_each_example_of_the_model_s_own_is_averaged():
+def test_a_model_loss_for_each_example_is_averaged():
     net = Losing(None)
     expected = net(X)["loss"].mean().item()
     with lockstep.wrap(net, sgd(net), None, devices=1, shards=4) as trainer:
         assert trainer.step(X)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+class Outer(torch.optim.Optimizer):
+    """As the Lookahead of several packages: around another optimizer."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+
+class Lookahead(torch.optim.Adam):
+    """The same by inheritance: every third step goes half of the way from the slow parameters."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                own = self.state[parameter]
+                slow = own["slow"] if "slow" in own else own.setdefault("slow", parameter.clone())
+                if int(own["step"]) % 3 == 0:
+                    parameter.copy_(slow.lerp_(parameter, 0.5))
+
+
+def test_an_optimizer_in_an_optimizer_is_refused_and_a_subclass_works():
+    net = nn.Linear(5, 3)
+    with pytest.raises(
+        OptimizerError, match=r"Outer with a second optimizer, 'inner', .* a subclass of Adam that does"
+    ):
+        lockstep.wrap(net, Outer(torch.optim.Adam(net.parameters())), nn.CrossEntropyLoss(), devices=1)
+    digests = set()
+    for devices in (["cpu"], ["cpu"] * 2):
+        torch.manual_seed(0)
+        net = nn.Linear(5, 3)
+        loss = nn.CrossEntropyLoss()
+        with lockstep.wrap(net, Lookahead(net.parameters()), loss, devices=devices, shards=2) as trainer:
+            for _ in range(4):
+                trainer.step((X, Y), verbose=0)
+            assert any(name.endswith("slow") for name in trainer.state())
+            digests.add(trainer.digest())
+    assert len(digests) == 1
+
+
 class Counting(torch.optim.SGD):
-    """Keeps a number under a word."""
+    """Has optimizer state under a string."""
 
     def step(self, closure=None):
         self.state["global"]["step"] = 1
         return super().step(closure)
 
 
-def test_keys_of_the_optimizer_state_that_are_no_parameters():
+def test_keys_of_the_optimizer_state_that_are_no_parameters_are_refused():
     net = nn.Linear(5, 3)
     trainer = lockstep.wrap(net, Counting(net.parameters(), lr=0.1), nn.CrossEntropyLoss(), devices=1, shards=4)
     trainer.step((X, Y))
@@ -509,11 +545,11 @@ def test_keys_of_the_optimizer_state_that_are_no_parameters():
             use()
         assert str(caught.value) == (
             "The keys of optimizer.state must be the model's parameters. Got 'global', whose state no checkpoint "
-            "would hold. Keep numbers in a parameter group or in the optimizer's own attributes."
+            "would contain. Keep numbers in a parameter group or in the optimizer's own attributes."
         )
 
 
-def test_metrics_of_a_dict_with_logits():
+def test_metrics_get_the_logits_of_a_dict():
     class Complete(nn.Linear):
         def forward(self, x, labels):
             logits = super().forward(x)
@@ -526,7 +562,7 @@ def test_metrics_of_a_dict_with_logits():
         assert trainer.step(inputs)["accuracy"] == expected
 
 
-def test_a_lazy_module_that_was_called_is_taken():
+def test_a_lazy_module_that_was_called_is_accepted():
     net = nn.LazyLinear(3)
     net(X)
     with wrapped(net) as trainer:

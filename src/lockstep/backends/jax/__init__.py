@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep.backends.base import Backend, Recipe
-from lockstep.backends.jax import devices as chips
+from lockstep.backends.jax import devices as jax_devices
 from lockstep.backends.jax import models, nnx_model
 from lockstep.backends.jax.backend import JaxBackend
 from lockstep.backends.jax.builtin_losses import CrossEntropy, SquaredError
-from lockstep.backends.jax.functional_model import Applied, Handle
+from lockstep.backends.jax.functional_model import FunctionalModel, ModelHandle
 
 __all__ = ["CrossEntropy", "JaxBackend", "SquaredError"]
 
@@ -17,44 +17,44 @@ joins = True
 
 
 def available() -> list[str]:
-    """The GPUs or TPUs of this process."""
-    return chips.accelerators()
+    """Returns the names of this process's GPUs or TPUs."""
+    return jax_devices.list_accelerators()
 
 
 def name(device: Any) -> str:
-    """As for `available`."""
-    return chips.name(device)
+    """Returns a JAX device's name as `available` writes it, e.g. `cuda:0`."""
+    return jax_devices.name_device(device)
 
 
 def initial_seed() -> int:
-    """0: JAX has no seed of its own, a script makes its keys itself."""
+    """Returns 0, because JAX has no global seed: a script creates its keys itself."""
     return 0
 
 
 def variables(devices: Sequence[str]) -> dict[str, str]:
-    """XLA's pool of CPU threads, which by itself would follow from the number of devices."""
-    return {"NPROC": str(chips.threads())} if devices[0].startswith("cpu") else {}
+    """Returns NPROC on CPUs; it fixes the size of XLA's thread pool, which would depend on the number of devices."""
+    return {"NPROC": str(jax_devices.choose_pool_size())} if devices[0].startswith("cpu") else {}
 
 
 def adopt(recipe: Recipe) -> Recipe:
-    """The recipe with a model that the script can call: a function of variables gets a handle."""
-    if isinstance(recipe.model, models.MODULE):
+    """Returns the recipe with a model that the script can call: for a function of variables, a `ModelHandle`."""
+    if isinstance(recipe.model, models.NNX_MODULE):
         return recipe
-    if isinstance(recipe.model, Handle):
-        taken = recipe.model.optimizer is not None  # by another trainer, which goes on with it
-        return replace(recipe, model=recipe.model.again()) if taken else recipe
-    model = models.of(recipe.model)
-    assert isinstance(model, Applied)
+    if isinstance(recipe.model, ModelHandle):
+        in_use = recipe.model.optimizer is not None  # another trainer updates this model
+        return replace(recipe, model=recipe.model.copy_model()) if in_use else recipe
+    model = models.adapt_model(recipe.model)
+    assert isinstance(model, FunctionalModel)
     return replace(recipe, model=model.handle)
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
-    """A backend with a replica on each device."""
-    if isinstance(recipe.model, models.MODULE) and isinstance(recipe.optimizer, models.OPTIMIZER):
+    """Returns a backend with a replica on each device."""
+    if isinstance(recipe.model, models.NNX_MODULE) and isinstance(recipe.optimizer, models.NNX_OPTIMIZER):
         nnx_model.check_optimizer(recipe.model, recipe.optimizer)
     return JaxBackend(adopt(recipe), devices)
 
 
 def processes(devices: Sequence[str]) -> list[list[str]]:
-    """One process drives them all."""
+    """Returns one list with every device, because one process drives them all."""
     return [list(devices)]

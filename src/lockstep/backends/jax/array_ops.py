@@ -1,6 +1,6 @@
-"""JAX's arrays, which cannot be written to: the collectives always return new ones.
+"""The array functions of JAX, whose arrays are immutable, so that collectives always return new arrays.
 
-A copy never shares memory with the original, so that donating one leaves the other.
+A copy never shares memory with the original, so that either of them can be donated alone.
 """
 
 from collections.abc import Sequence
@@ -13,43 +13,46 @@ import numpy as np
 put: Any = jax.device_put
 
 
-def copy(array: Any, device: str) -> Any:
-    """A copy that stays on the device; any array can be differentiated."""
-    return put(array, _device(device), may_alias=False)
+def copy(arrays: Sequence[Any], device: str) -> list[Any]:
+    """Returns copies of the arrays on the device."""
+    return [put(array, _get_device(device), may_alias=False) for array in arrays]
 
 
 def cut(array: Any, where: Any, device: str) -> Any:
-    """A copy of some examples."""
-    return put(array[where], _device(device), may_alias=False)
+    """Returns a copy of the examples `array[where]` on the device."""
+    return put(array[where], _get_device(device), may_alias=False)
 
 
 def absent(array: Any) -> str:
-    """A traced array has no value yet, a description of one never."""
+    """Returns why this array has no value, e.g. because it is traced; an empty string if it has a value."""
     if isinstance(array, jax.core.Tracer):
         return "a traced array. Call it outside of jax.jit, jax.grad and jax.vmap, with their results"
     return "" if isinstance(array, jax.Array) else f"a {type(array).__name__}. Give a jax.Array"
 
 
 def check(array: Any) -> str:
-    """An array that is spread lies on no device."""
+    """Returns why a sum cannot replace this array: it is on several devices. Returns an empty string if it can."""
     if len(array.devices()) > 1:
-        return f"an array that lies on {len(array.devices())} devices. Give one array per device"
+        return f"an array on {len(array.devices())} devices. Give one array per device"
     return ""
 
 
 def add(left: Any, right: Any) -> Any:
-    """XLA's addition on the left array's device."""
-    return jax.numpy.add(left, put(right, _place(left)))
+    """Returns left + right, added by XLA on the left array's device."""
+    return jax.numpy.add(left, put(right, _find_device(left)))
 
 
 def widen(array: Any) -> Any:
-    """A copy, so that a later step can take the memory of the original."""
+    """Returns a copy in at least float32; a later step may donate the original's memory."""
     wide = "float32" if array.dtype.name in ("float16", "bfloat16") else array.dtype
     return jax.numpy.array(array, dtype=wide)
 
 
 def update_averages(averages: Sequence[Any], values: Sequence[Any], decay: float) -> Sequence[Any]:
-    """All arrays in two executables: XLA would fuse products and sums of a single one into multiply-adds."""
+    """Returns decay * average + (1 - decay) * value for every pair.
+
+    Products and sums are separate executables, because XLA would fuse them into multiply-adds, which round once.
+    """
     result: list[Any] = _add_each(*_scale_each(averages, values, decay, 1 - decay))
     return result
 
@@ -66,144 +69,145 @@ def _add_each(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
 
 
 def to_numpy(array: Any) -> Any:
-    """A copy on the host."""
+    """Returns a numpy copy of the array."""
     return np.array(array)
 
 
 def from_numpy(data: Any, like: Any) -> Any:
-    """A copy on the device."""
-    return put(np.array(data), _place(like), may_alias=False)  # numpy's memory may be shared all the same
+    """Returns a copy of a numpy array on the device of `like`."""
+    # `may_alias=False` alone would still share the memory of the numpy array, so it is copied first.
+    return put(np.array(data), _find_device(like), may_alias=False)
 
 
 def write(value: Any, target: Any) -> Any:
-    """A copy where the target lies."""
-    return put(value, _place(target), may_alias=False)
+    """Returns a copy of the value on the target's device, because JAX arrays cannot be written in place."""
+    return put(value, _find_device(target), may_alias=False)
 
 
-def _place(array: Any) -> Any:
+def _find_device(array: Any) -> Any:
     (device,) = array.devices()
     return device
 
 
-def _device(name: str) -> Any:
+def _get_device(name: str) -> Any:
     kind, _, index = name.partition(":")
     found = jax.local_devices(backend=kind)
-    # A name beyond the last is only given to CPUs, of which JAX has one unless told.
+    # Only a CPU's index can be above the last: JAX has one CPU device unless it is configured to have more.
     return found[int(index) % len(found)]
 
 
 def is_array(value: Any) -> bool:
-    """Traced ones too."""
+    """Returns whether this is a JAX array, traced or not."""
     return isinstance(value, jax.Array)
 
 
 def as_array(value: Any) -> Any:
-    """As JAX makes an array."""
+    """Returns the value as a JAX array."""
     return jnp.asarray(value)
 
 
 def to_host(array: Any) -> Any:
-    """None of a traced array."""
+    """Returns the elements as a numpy array; None if the array is traced."""
     return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
 
 
 def shape(array: Any) -> tuple[int, ...]:
-    """Of a traced array too."""
+    """Returns the shape of an array, which may be traced."""
     return tuple(array.shape)
 
 
 def reshape(array: Any, shape: tuple[int, ...]) -> Any:
-    """XLA's."""
+    """Returns the array's elements in another shape."""
     return array.reshape(shape)
 
 
 def double(array: Any) -> Any:
-    """Floats as they are: without 64 bits there is nothing wider. The host goes on in float64."""
+    """Returns floats as they are and integers as the widest float; JAX has float64 only if the script enabled it."""
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(wide())
 
 
 def cast_like(value: Any, array: Any) -> Any:
-    """In the type of the other."""
+    """Returns the value in the dtype of `array`."""
     return jnp.asarray(value, array.dtype)
 
 
 def average(array: Any) -> Any:
-    """XLA's mean."""
+    """Returns the mean of all elements."""
     return jnp.mean(array)
 
 
 def average_rows(array: Any, examples: int) -> Any:
-    """XLA's mean of every row."""
+    """Returns the mean of each example's elements."""
     return array.reshape(examples, -1).mean(1)
 
 
 def total(array: Any) -> Any:
-    """XLA's sum."""
+    """Returns the sum of all elements."""
     return jnp.sum(array)
 
 
 def scale(array: Any, factor: Any) -> Any:
-    """The factor is rounded first."""
+    """Returns array * factor, with the factor first rounded to the array's dtype."""
     return array * jnp.asarray(factor, array.dtype)
 
 
 def divide(array: Any, by: Any) -> Any:
-    """By 1 instead of 0."""
+    """Returns array / by. If `by` is 0, divides by 1."""
     by = jnp.asarray(by)
     return array / jnp.where(by != 0, by, 1).astype(jnp.result_type(array))
 
 
 def as_weight(value: Any) -> Any:
-    """In its own type."""
+    """Returns example weights as an array, in their own dtype."""
     return jnp.asarray(value)
 
 
 def as_column(weights: Any, values: Any) -> Any:
-    """In their own type."""
+    """Returns the weights reshaped to (n, 1, …, 1), so that they broadcast over `values`; keeps their dtype."""
     return weights.reshape(-1, *[1] * (values.ndim - 1))
 
 
 def where(condition: Any, array: Any, other: Any) -> Any:
-    """XLA's choice."""
+    """Returns `array` where the condition is true, else `other`, element by element."""
     return jnp.where(condition, array, other)
 
 
 def any_nonzero(array: Any) -> Any:
-    """NaN is not 0."""
+    """Returns whether any element is not 0; NaN counts as not 0."""
     return jnp.any(array != 0)
 
 
 def is_finite_nonzero(value: Any) -> Any:
-    """Of one number."""
+    """Returns whether a scalar is finite and not 0."""
     return jnp.isfinite(value) & (value != 0)
 
 
 def is_short(array: Any) -> bool:
-    """Smaller floats are added in float32."""
+    """Returns whether the dtype is neither float32 nor float64: gradients of shorter floats are added in float32."""
     return bool(array.dtype not in (jnp.float32, jnp.float64))
 
 
 def argmax(array: Any, axis: int) -> Any:
-    """XLA's argmax."""
+    """Returns the position of the largest element on the axis."""
     return array.argmax(axis)
 
 
 def has_in_top(array: Any, labels: Any, num: int, axis: int) -> Any:
-    """XLA's top_k, which knows the last axis alone."""
+    """Returns whether each label is among the `num` largest elements on the axis, by XLA's top_k on the last axis."""
     best = jax.lax.top_k(jnp.moveaxis(array, axis, -1), num)[1]
     return (best == labels[..., None]).any(-1)
 
 
 def equal(left: Any, right: Any) -> Any:
-    """In the wider type."""
+    """Compares elementwise, in the wider dtype of both arrays."""
     return left == right
 
 
 def count_true(array: Any) -> Any:
-    """In an integer type."""
+    """Returns the number of true elements as an integer."""
     return array.sum()
 
 
 def wide() -> Any:
-    """The widest float that this script lets JAX compute in."""
+    """Returns the widest float dtype that is enabled in JAX: float64 with jax_enable_x64, else float32."""
     return jax.dtypes.canonicalize_dtype(float)

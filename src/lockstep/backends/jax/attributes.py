@@ -1,8 +1,8 @@
-"""Attributes: what hangs on the modules of an nnx graph beside their arrays.
+"""Reads and writes the attributes of an nnx graph's modules that are not arrays.
 
-Numbers and words are constants to an executable and may change between two steps.
-Everything else, a function or a submodule, is to stay the object that it was: it is
-kept, so that no other can come to lie at its address.
+Scalars and strings are constants in an executable and may change between two steps. Any other attribute, such as a
+function or a submodule, must stay the same object. A reference to it is kept, so that no other object can get its
+address.
 """
 
 import json
@@ -20,56 +20,56 @@ _ARRAYS = (jax.Array, np.ndarray)
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class Attributes:
-    """The attributes of every module in a graph, as they were seen last."""
+class NnxAttributes:
+    """The attributes of every module in a graph, as they were read last."""
 
     def __init__(self, module: nnx.Module) -> None:
         self._nodes = {str(path): node for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Pytree)}
-        self._seen = self._found()
-        self._text = _text(self._seen)
+        self._seen = self._collect()
+        self._text = _to_json(self._seen)
 
-    def look(self) -> str:
-        """The numbers and words as they are now, as text; raises where anything else is another object."""
-        seen, found = self._seen, self._found()
+    def read(self) -> str:
+        """Returns the current scalars and strings as JSON; raises if another attribute was replaced."""
+        seen, found = self._seen, self._collect()
         if list(seen) == list(found) and all(map(operator.is_, seen.values(), found.values())):
             return self._text
         for place in {**seen, **found}:
             old, new = (each.get(place) for each in (seen, found))
             if old is not new and not (type(old) in _PLAIN and type(new) in _PLAIN):
                 raise ModelError(
-                    f"A model keeps the modules and variables it was wrapped with. {place[1]!r} was replaced, added or "
-                    "taken away since. Call lockstep.wrap again after changing the model; writing variable[...] = "
-                    "array works."
+                    f"The model's attribute {place[1]!r} was replaced, added or removed after lockstep.wrap. "
+                    "Call lockstep.wrap again after changing the model. To change a variable's array, use "
+                    "variable[...] = array."
                 )
-        self._seen, self._text = found, _text(found)
+        self._seen, self._text = found, _to_json(found)
         return self._text
 
     def write(self, text: str) -> None:
-        """Makes the numbers and words those of a text, which another process's modules or a checkpoint gave."""
-        told, own = json.loads(text), json.loads(self.look())
-        if strangers := sorted(told.keys() - self._nodes.keys()):
+        """Writes the scalars and strings of another process's modules or of a checkpoint."""
+        given, own = json.loads(text), json.loads(self.read())
+        if unknown := sorted(given.keys() - self._nodes.keys()):
             raise StateError(
-                f"The checkpoint does not fit this model. It has {told[strangers[0]]!r} for a module {strangers[0]!r}, "
-                "the model no such module. Use the model it was saved with."
+                f"The checkpoint does not fit this model: it has {given[unknown[0]]!r} for a module {unknown[0]!r}, "
+                "which the model does not have. Use the model that the checkpoint was saved with."
             )
-        for path in told.keys() | own.keys():
-            node, theirs, ours = self._nodes[path], told.get(path, {}), own.get(path, {})
+        for path in given.keys() | own.keys():
+            node, theirs, ours = self._nodes[path], given.get(path, {}), own.get(path, {})
             for name in ours.keys() - theirs.keys():
                 delattr(node, name)
             for name, value in theirs.items():
                 if name not in ours or json.dumps(value) != json.dumps(ours[name]):
                     setattr(node, name, value)
 
-    def _found(self) -> dict[tuple[str, str], Any]:
-        """Every attribute by its module's path and its name; of an array, that it is one.
+    def _collect(self) -> dict[tuple[str, str], Any]:
+        """Returns every attribute by its module's path and its name; `_ARRAYS` in place of an array.
 
-        Not what tells the mode, which `modes.ModuleModes` reads, nor what an eager call has sown.
+        Leaves out mode flags, which `ModuleModes` reads, and the intermediate values of an eager call.
         """
         result = {}
         for path, node in self._nodes.items():
             for name, value in vars(node).items():
                 if type(value) in _PLAIN:
-                    if not train_mode.tells(name, value):
+                    if not train_mode.is_mode_flag(name, value):
                         result[path, name] = value
                 elif isinstance(value, nnx.Variable):
                     if not isinstance(value, nnx.Intermediate):
@@ -79,8 +79,8 @@ class Attributes:
         return result
 
 
-def _text(found: dict[tuple[str, str], Any]) -> str:
-    """Their numbers and words; equal texts are equal values of equal types, signs of zeros included."""
+def _to_json(found: dict[tuple[str, str], Any]) -> str:
+    """Returns the scalars and strings as JSON, equal only if all values, types and signs of zeros are equal."""
     result: dict[str, dict[str, Any]] = {}
     for (path, name), value in found.items():
         if type(value) in _PLAIN:

@@ -1,7 +1,7 @@
-"""The losses that go by a name, for what optax's functions cannot say.
+"""The losses that a script can choose by name: cross-entropy and squared error.
 
-optax gives one value per example and leaves the mean to the caller. What a mean
-divides by (targets that count, class weights) stands here.
+optax's functions return one value per example and leave the mean to the caller. The losses here also define what the
+mean divides by, which depends on ignored labels and class weights.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ REDUCTIONS = ("mean", "sum")
 class CrossEntropy:
     """Softmax cross-entropy of logits (..., classes) with labels (...), or with a probability for every class.
 
-    The mean divides by the labels that are not `ignore_index`, each with its
-    class's weight. With probabilities it divides by the examples, as torch's does: a class's
-    weight multiplies its part of the loss.
+    With labels, the mean divides by the sum of the class weights of the labels that are not
+    `ignore_index`. With probabilities, it divides by the number of examples, as in torch, and
+    the class weights only multiply each class's part of the loss.
     """
 
     ignore_index: int | None = None
@@ -30,33 +30,34 @@ class CrossEntropy:
     reduction: str = "mean"
 
     def __post_init__(self) -> None:
-        """Refuses a reduction that is none."""
-        _check(self.reduction)
+        """Raises ModelError unless the reduction is 'mean' or 'sum'."""
+        _check_reduction(self.reduction)
 
-    def values(self, outputs: Any, targets: Any) -> Any:
-        """One value per label; those that do not count are 0."""
+    def compute_values(self, outputs: Any, targets: Any) -> Any:
+        """Returns the loss of each label; 0 for labels that are ignored."""
         if self.weights is not None and len(self.weights) != outputs.shape[-1]:
             raise ModelError(
-                f"Class weights are one for each class. Got {len(self.weights)} for {outputs.shape[-1]} classes. "
-                "Give one for each of the model's outputs."
+                f"Class weights need one entry per class. Got {len(self.weights)} weights for {outputs.shape[-1]} "
+                "classes. Give one weight for each of the model's outputs."
             )
         if jnp.issubdtype(targets.dtype, jnp.floating):
             return self._compute_from_probabilities(outputs, targets)
         if outputs.shape[:-1] != targets.shape:
             raise ModelError(
-                "Cross-entropy compares logits of shape (..., classes) with labels of shape (...). Got "
-                f"{tuple(outputs.shape)} and {tuple(targets.shape)}. Reshape one of them."
+                f"Cross-entropy got outputs of shape {tuple(outputs.shape)} and labels of shape "
+                f"{tuple(targets.shape)}, but needs logits (..., classes) and labels (...). Reshape the outputs or "
+                "the labels."
             )
-        counted = self._counted(targets)
+        counted = self._find_counted(targets)
         losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.where(counted, targets, 0))
-        factors = self.weights_of(targets)
+        factors = self.compute_weights(targets)
         return losses if factors is None else jnp.where(counted, losses * factors.astype(losses.dtype), 0)
 
-    def weights_of(self, targets: Any) -> Any:
-        """What every label counts in the mean; None where all count alike."""
+    def compute_weights(self, targets: Any) -> Any:
+        """Returns each label's weight in the mean; None if all weights are equal."""
         if jnp.issubdtype(targets.dtype, jnp.floating) or (self.ignore_index is None and self.weights is None):
             return None
-        counted = self._counted(targets)
+        counted = self._find_counted(targets)
         if self.weights is None:
             return counted.astype(wide())
         return jnp.where(counted, jnp.asarray(self.weights, wide())[jnp.where(counted, targets, 0)], 0)
@@ -64,22 +65,22 @@ class CrossEntropy:
     def _compute_from_probabilities(self, outputs: Any, probabilities: Any) -> Any:
         if self.ignore_index is not None:
             raise ModelError(
-                f"ignore_index only works with integer labels, not with class probabilities. Got "
-                f"ignore_index={self.ignore_index} and targets of {probabilities.dtype}. Leave ignore_index out, or "
-                "give integer labels."
+                f"Cross-entropy with ignore_index={self.ignore_index} got targets of {probabilities.dtype}, which are "
+                "class probabilities, but ignore_index only works with integer labels. Leave ignore_index out, or give "
+                "integer labels."
             )
         if outputs.shape != probabilities.shape:
             raise ModelError(
-                "Cross-entropy compares logits with class probabilities of the same shape. Got "
-                f"{tuple(outputs.shape)} and {tuple(probabilities.shape)} of {probabilities.dtype}. Reshape one of "
-                "them, or give integer labels."
+                f"Cross-entropy got outputs of shape {tuple(outputs.shape)} and class probabilities of shape "
+                f"{tuple(probabilities.shape)} ({probabilities.dtype}), but both shapes must be equal. Reshape the "
+                "targets, or give integer labels."
             )
         parts = probabilities
         if self.weights is not None:
             parts = parts * jnp.asarray(self.weights, parts.dtype)
         return optax.softmax_cross_entropy(outputs, parts)
 
-    def _counted(self, targets: Any) -> Any:
+    def _find_counted(self, targets: Any) -> Any:
         return jnp.ones(targets.shape, bool) if self.ignore_index is None else targets != self.ignore_index
 
 
@@ -90,22 +91,22 @@ class SquaredError:
     reduction: str = "mean"
 
     def __post_init__(self) -> None:
-        """Refuses a reduction that is none."""
-        _check(self.reduction)
+        """Raises ModelError unless the reduction is 'mean' or 'sum'."""
+        _check_reduction(self.reduction)
 
-    def values(self, outputs: Any, targets: Any) -> Any:
-        """One value per example: the mean over its elements."""
+    def compute_values(self, outputs: Any, targets: Any) -> Any:
+        """Returns the loss of each example: the mean of its squared errors."""
         if outputs.shape != targets.shape:
             raise ModelError(
-                "Squared error compares outputs and targets of one shape. Got "
-                f"{tuple(outputs.shape)} and {tuple(targets.shape)}. Reshape one of them."
+                f"The squared error got outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"{tuple(targets.shape)}, but both shapes must be equal. Reshape the outputs or the targets."
             )
         return jnp.square(outputs - targets).reshape(len(outputs), -1).mean(1)
 
-    def weights_of(self, targets: Any) -> None:
-        """All count alike."""
+    def compute_weights(self, targets: Any) -> None:
+        """Returns None, because all examples have equal weights."""
 
 
-def _check(reduction: str) -> None:
+def _check_reduction(reduction: str) -> None:
     if reduction not in REDUCTIONS:
-        raise ModelError(f"A reduction is 'mean' or 'sum'. Got {reduction!r}. Use one of these.")
+        raise ModelError(f"reduction={reduction!r} is not supported. Use 'mean' or 'sum'.")

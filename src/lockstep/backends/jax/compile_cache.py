@@ -1,9 +1,8 @@
-"""Programs: functions that are compiled once and run with the same machine code on every device.
+"""Functions that are compiled once and run with the same machine code on every device.
 
-XLA does not take one way through its passes for one device and for several: the
-same Adam step, compiled for one device and mapped over two, divided by a scalar
-here and multiplied by its reciprocal there. So a program is compiled for a single
-device, always, and what came out is loaded onto the others as it is.
+XLA optimizes differently for one device and for several: the same Adam step divided by a scalar when compiled for one
+device, and multiplied by its reciprocal when mapped over two. So a program is always compiled for a single device, and
+its machine code is loaded on the other devices unchanged.
 """
 
 import hashlib
@@ -20,85 +19,85 @@ from jax.experimental import serialize_executable as packing
 from jax.extend.core import jaxpr_as_fun
 
 
-class Program:
-    """A function over arrays that all lie on one device."""
+class CompiledProgram:
+    """A compiled function of arrays that are all on one device."""
 
     def __init__(
         self, run: Callable[..., Any], devices: Sequence[Any], options: Any, donated: tuple[int, ...] = ()
     ) -> None:
-        # With what it does not read, too: code is known by its text, which has to tell one argument from another.
+        # Unused arguments are kept, because the text of a program is its key in the cache and must show every argument.
         self._jitted = jax.jit(run, compiler_options=options, donate_argnums=donated, keep_unused=True)
         self._options = options
         self._devices = devices
         self._loaded: list[Any] = [None] * len(devices)
-        self._code: Code | None = None
+        self._code: MachineCode | None = None
 
     def __call__(self, row: int, *arguments: Any) -> Any:
-        """The function's result on the device of this row, where its arguments lie."""
+        """Runs the function on the device of this row, where its arguments must be; compiles it on the first call."""
         if self._loaded[row] is None:
             device = self._devices[row]
-            self._code = self._code or _compiled(self._jitted.lower(*arguments), device, self._options)
-            self._loaded[row] = self._code.on(device) or self._jitted.lower(*arguments).compile()
+            self._code = self._code or _find_or_compile(self._jitted.lower(*arguments), device, self._options)
+            self._loaded[row] = self._code.load_on(device) or self._jitted.lower(*arguments).compile()
         return self._loaded[row](*arguments)
 
 
-class Traced:
-    """A function that is traced once, and then is what it was: programs are made of parts of its result."""
+class TracedFunction:
+    """A function that is traced once; programs compute parts of its result from the same trace."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
         self._flat: Callable[..., Any] | None = None
-        self._nest: Any = None
+        self._structure: Any = None
 
-    def part(self, index: int) -> Callable[..., Any]:
-        """The function with one part of its result; what the others alone need is not computed."""
+    def select(self, index: int) -> Callable[..., Any]:
+        """Returns a function that computes one entry of the result; XLA removes code that only other entries need."""
 
         def run(*arguments: Any) -> Any:
             if self._flat is None:
-                traced, forms = jax.make_jaxpr(self._run, return_shape=True)(*arguments)
-                self._flat, self._nest = jaxpr_as_fun(traced), jax.tree.structure(forms)
-            return jax.tree.unflatten(self._nest, self._flat(*jax.tree.leaves(arguments)))[index]
+                traced, shapes = jax.make_jaxpr(self._run, return_shape=True)(*arguments)
+                self._flat, self._structure = jaxpr_as_fun(traced), jax.tree.structure(shapes)
+            return jax.tree.unflatten(self._structure, self._flat(*jax.tree.leaves(arguments)))[index]
 
         return run
 
 
-class Code:
-    """A compiled program: on the device that it was made for, and for others as they ask for it."""
+class MachineCode:
+    """The machine code of a program: compiled for one device, loaded on others when needed."""
 
     def __init__(self, compiled: Any, device: Any) -> None:
         self._loaded = {device: compiled}
         self._made_for = device
-        self._packed: Any = None
+        self._serialized: Any = None
 
-    def on(self, device: Any) -> Any:
-        """The program on this device; None where its machine code cannot be moved there."""
+    def load_on(self, device: Any) -> Any:
+        """Returns the program on this device; None if its machine code cannot be serialized."""
         if device not in self._loaded:
-            if self._packed is None:
+            if self._serialized is None:
                 try:
-                    self._packed = packing.serialize(self._loaded[self._made_for])
-                except _UNPACKABLE:  # every device compiles then: slower to start, the same passes
+                    self._serialized = packing.serialize(self._loaded[self._made_for])
+                except _CANNOT_SERIALIZE:  # then every device compiles the program: slower, but with the same passes
                     return None
-            data, inputs, outputs = self._packed
-            self._loaded[device] = _moved(data, inputs, outputs, self._made_for, device)
+            data, inputs, outputs = self._serialized
+            self._loaded[device] = _load_for(data, inputs, outputs, self._made_for, device)
         return self._loaded[device]
 
 
-_CODES: OrderedDict[Any, Code] = OrderedDict()  # of this process, by what was compiled; the last used come last
+_CODES: OrderedDict[Any, MachineCode] = OrderedDict()  # this process's cache; the most recently used code comes last
 _MOST_CODES = 256
-# What XLA cannot write down, and functions of the script's own that a program calls back.
-_UNPACKABLE = NotImplementedError, ValueError, AttributeError, TypeError, pickle.PicklingError
+# Raised for programs that XLA cannot serialize, and for programs that call functions of the script.
+_CANNOT_SERIALIZE = NotImplementedError, ValueError, AttributeError, TypeError, pickle.PicklingError
 
 
-def forget() -> None:
-    """Lets go of all code, for its devices are made again."""
+def clear() -> None:
+    """Drops all machine code, because the devices that it was compiled for are about to be created again."""
     _CODES.clear()
 
 
-def _compiled(lowered: Any, device: Any, options: Any) -> Code:
-    """The program's code: what was compiled before in this process is not compiled again."""
+def _find_or_compile(lowered: Any, device: Any, options: Any) -> MachineCode:
+    """Returns the program's machine code, from the cache if this process has compiled the program before."""
     text = lowered.as_text()
-    if "callback" in text:  # into Python: the text says that, and not which function
-        return Code(lowered.compile(), device)
+    if "callback" in text:  # a call of a Python function, which the text does not identify
+        return MachineCode(lowered.compile(), device)
     key = (
         hashlib.sha256(text.encode()).digest(),
         lowered.in_tree,
@@ -107,20 +106,20 @@ def _compiled(lowered: Any, device: Any, options: Any) -> Code:
         device.client,
     )
     if key not in _CODES:
-        _CODES[key] = Code(lowered.compile(), device)
+        _CODES[key] = MachineCode(lowered.compile(), device)
     _CODES.move_to_end(key)
     while len(_CODES) > _MOST_CODES:
         _CODES.popitem(last=False)
     return _CODES[key]
 
 
-def _moved(data: bytes, inputs: Any, outputs: Any, made_for: Any, device: Any) -> Any:
-    executable, arguments, no_names = _Reader(data, made_for, device).load()
+def _load_for(data: bytes, inputs: Any, outputs: Any, made_for: Any, device: Any) -> Any:
+    executable, arguments, no_names = _ExecutableReader(data, made_for, device).load()
     return jax.stages.Compiled(executable.load(), [], inputs.unflatten(arguments), outputs, no_kwargs=no_names)
 
 
-class _Reader(packing._JaxPjrtUnpickler):
-    """Reads an executable back for another device of this process."""
+class _ExecutableReader(packing._JaxPjrtUnpickler):
+    """Deserializes an executable for another device of this process."""
 
     def __init__(self, data: bytes, made_for: Any, device: Any) -> None:
         super().__init__(io.BytesIO(data), device.client, [device])  # type: ignore[no-untyped-call]
@@ -130,7 +129,7 @@ class _Reader(packing._JaxPjrtUnpickler):
         )
 
     def persistent_load(self, pid: Any) -> Any:
-        """The machine code, assigned to the other device."""
+        """Returns the deserialized machine code, assigned to the other device."""
         if pid[0] == "exec":
             return self.backend.deserialize_executable(pid[1], self.execution_devices, self._options)
         return super().persistent_load(pid)  # type: ignore[no-untyped-call]

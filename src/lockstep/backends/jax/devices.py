@@ -1,9 +1,8 @@
-"""Devices: the chips that JAX sees, and CPU devices made to measure.
+"""Finds JAX's devices, and creates as many CPU devices as are needed.
 
-XLA's pool of CPU threads is part of the bits, and by itself it grows with the
-number of CPU devices. So the pool has one size, whatever the number of devices,
-and the CPU devices are made before JAX wakes. Where JAX is awake already, its
-CPU backend is made again, as long as that is safe for the arrays that are there.
+Results depend on the size of XLA's pool of CPU threads, which by default grows with the number of CPU devices. So the
+pool has one size for any number of devices, and the CPU devices are configured before JAX is initialized. If JAX is
+already initialized, its CPU backend is created again, unless arrays exist that are bound to its devices.
 """
 
 import os
@@ -23,117 +22,119 @@ config: Any = jax.config
 clear: Any = backend.clear_backends
 live_arrays: Any = jax.live_arrays
 
-POOL = 64  # threads: as many shards as a batch may have on this host's CPU devices
-CPUS = 8  # CPU devices, so that up to eight can be asked for at any time
-_THREAD = "tf_XLAEigen"  # how XLA names the threads of its pool
-_pools: dict[Any, int] = {}  # of every CPU backend made here
+POOL = 64  # threads; each CPU device needs a thread, so this is also the largest number of CPU devices
+CPUS = 8  # CPU devices that exist at least, so that up to eight can be used at any time
+_THREAD = "tf_XLAEigen"  # the name of the threads in XLA's pool
+_pools: dict[Any, int] = {}  # the pool sizes of the CPU backends created here
 
 
-def accelerators() -> list[str]:
-    """The names of this process's GPUs or TPUs; JAX is only woken where it may have some."""
-    if config.jax_platforms == "cpu" or not (awake() or _plugins()):
+def list_accelerators() -> list[str]:
+    """Returns the names of this process's GPUs or TPUs; initializes JAX only if a plugin for them is installed."""
+    if config.jax_platforms == "cpu" or not (is_initialized() or _has_plugins()):
         return []
-    return [name(device) for device in jax.local_devices() if device.platform != "cpu"]
+    return [name_device(device) for device in jax.local_devices() if device.platform != "cpu"]
 
 
-def name(device: Any) -> str:
-    """A device's name as a script writes it: `cpu:0`, `cuda:0`, `rocm:0`, `tpu:0`."""
+def name_device(device: Any) -> str:
+    """Returns a device's name as a script writes it: `cpu:0`, `cuda:0`, `rocm:0`, `tpu:0`."""
     kind = device.platform
     if kind == "gpu":
         kind = "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
     return f"{kind}:{device.local_hardware_id if device.local_hardware_id is not None else device.id}"
 
 
-def of(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[Any]:
-    """JAX's device for every name; `own` are the arrays of model and optimizer, which move along."""
+def find_devices(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[Any]:
+    """Returns JAX's device for every name; `own` are the model's and optimizer's arrays, which Lockstep may move."""
     if names[0].startswith("cpu"):
-        return _cpus(names, exact, own)
-    found = {name(device): device for device in jax.local_devices()}
+        return _find_cpus(names, exact, own)
+    found = {name_device(device): device for device in jax.local_devices()}
     missing = [each for each in names if each not in found]
     if missing:
-        raise DeviceError(f"Every device must be there. Got {missing[0]!r}; JAX has {', '.join(found)}. Name these.")
+        raise DeviceError(f"JAX has no device {missing[0]!r}. Use one of {', '.join(found)}.")
     return [found[each] for each in names]
 
 
 def read_versions(names: Sequence[str]) -> dict[str, str]:
-    """Return what decides the bits on these devices: versions, the size of XLA's pool on a CPU, the model of a GPU."""
+    """Returns what results depend on: versions, and the size of XLA's CPU thread pool or the accelerator's model."""
     found = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}
     if names[0].startswith("cpu"):
-        return found | {"XLA's CPU threads": str(pool())}
-    device = jax.local_devices()[0]  # its libraries choose the kernels
+        return found | {"XLA's CPU threads": str(read_pool_size())}
+    device = jax.local_devices()[0]  # libraries such as cuDNN choose kernels by the device model
     return found | {"device model": device.device_kind, "platform": device.client.platform_version}
 
 
-def threads() -> int:
-    """The size of XLA's pool on this host: the same for every number of devices up to it."""
+def choose_pool_size() -> int:
+    """Returns the number of threads that XLA's pool must have on this host, whatever the number of devices."""
     return max(POOL, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def pool() -> int:
-    """The size of the pool in force; 0 where that cannot be told."""
+def read_pool_size() -> int:
+    """Returns the actual number of threads in XLA's pool; 0 if they cannot be counted."""
     client = jax.local_devices(backend="cpu")[0].client
     if client not in _pools:
         _pools[client] = _count_threads()
     return _pools[client]
 
 
-def awake() -> bool:
-    """Whether JAX has made its devices already."""
+def is_initialized() -> bool:
+    """Returns whether JAX is initialized, so that its devices exist."""
     return bool(xla_bridge.backends_are_initialized())
 
 
-def _cpus(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[Any]:
+def _find_cpus(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[Any]:
     numbers = [int(each.partition(":")[2]) for each in names]
     count = max(numbers) + 1
-    if exact and count > threads():
+    if exact and count > choose_pool_size():
         raise ExactError(
-            f"XLA's CPU threads are part of the bits: {threads()}, or one for each CPU device. Got cpu:{count - 1}. "
-            f"Name none above cpu:{threads() - 1}, or use exact=False."
+            f"cpu:{count - 1} cannot be used in an exact run. Results depend on the number of threads in XLA's pool, "
+            f"which is fixed at {choose_pool_size()}, and each CPU device needs a thread. Use devices up to "
+            f"cpu:{choose_pool_size() - 1}, or exact=False."
         )
-    if awake() and (_too_few(count) or (exact and pool() not in (0, threads()))):
+    if is_initialized() and (_has_too_few(count) or (exact and read_pool_size() not in (0, choose_pool_size()))):
         _check_safe(count, own)
         _clear()
-    elif awake() and _too_few(CPUS) and not _held(own):  # `verify` may ask for more later
+    elif is_initialized() and _has_too_few(CPUS) and not _find_hindrance(own):  # `verify` may use more devices later
         _clear()
-    if not awake():
+    if not is_initialized():
         before = _count_threads()
         config.update("jax_num_cpu_devices", max(count, CPUS, config.jax_num_cpu_devices))
         client = jax.local_devices(backend="cpu")[0].client
         _pools[client] = _count_threads() - before
-    if exact and pool() not in (0, threads()):
+    if exact and read_pool_size() not in (0, choose_pool_size()):
         raise ExactError(
-            f"XLA's pool of CPU threads is part of the bits: {threads()} for any number of devices. Got {pool()}, "
-            "because the variable NPROC says so. Unset it, or use exact=False."
+            f"XLA's pool has {read_pool_size()} CPU threads, because the environment variable NPROC is set. An exact "
+            f"run needs {choose_pool_size()} threads, because results depend on their number. Unset NPROC, or use "
+            "exact=False."
         )
     there = jax.local_devices(backend="cpu")
     return [there[number] for number in numbers]
 
 
 def _clear() -> None:
-    """Lets JAX's devices go, and what was compiled for them."""
-    compile_cache.forget()
+    """Drops JAX's devices and all programs that were compiled for them."""
+    compile_cache.clear()
     _pools.clear()
     clear()
 
 
-def _too_few(count: int) -> bool:
+def _has_too_few(count: int) -> bool:
     return len(jax.local_devices(backend="cpu")) < count
 
 
 def _check_safe(count: int, own: Iterable[Any]) -> None:
-    """Raises where arrays of the script's own are bound to devices that would be gone."""
-    held = _held(own)
+    """Raises an error if arrays of the script are bound to devices that would no longer exist."""
+    held = _find_hindrance(own)
     if held:
-        raise (DeviceError if _too_few(count) else ExactError)(
-            f"CPU devices and their {threads()} threads are made before JAX wakes. It is awake, and {held}. "
-            f"Put this line first: {_line(count)}"
+        raise (DeviceError if _has_too_few(count) else ExactError)(
+            f"Lockstep cannot configure JAX's CPU devices and their {choose_pool_size()} threads: JAX is already "
+            f"initialized, and {held}. Begin the script with this line: {_write_setup_line(count)}"
         )
 
 
-def _held(own: Iterable[Any]) -> str:
-    """What keeps JAX's devices from being made again; nothing does where every other array may go anywhere."""
+def _find_hindrance(own: Iterable[Any]) -> str:
+    """Returns why JAX's devices cannot be created again; an empty string if they can."""
     if jax.distributed.is_initialized():
-        return "jax.distributed holds it"
+        return "jax.distributed uses its devices"
     moved = {id(array) for array in own}
     bound = [
         array
@@ -143,22 +144,22 @@ def _held(own: Iterable[Any]) -> str:
     return f"{len(bound)} arrays of the script are bound to its devices" if bound else ""
 
 
-def _line(count: int) -> str:
-    return f'import os; os.environ.update(NPROC="{threads()}", JAX_NUM_CPU_DEVICES="{max(count, CPUS)}")'
+def _write_setup_line(count: int) -> str:
+    return f'import os; os.environ.update(NPROC="{choose_pool_size()}", JAX_NUM_CPU_DEVICES="{max(count, CPUS)}")'
 
 
-def _plugins() -> bool:
-    """Whether something is installed that could bring JAX an accelerator."""
+def _has_plugins() -> bool:
+    """Returns whether a JAX plugin for accelerators is installed."""
     return bool(metadata.entry_points(group="jax_plugins")) or any(map(util.find_spec, ("jax_plugins", "libtpu")))
 
 
 def _count_threads() -> int:
     tasks = Path("/proc/self/task")
-    return sum(_name(task).startswith(_THREAD) for task in (tasks.iterdir() if tasks.is_dir() else ()))
+    return sum(_read_thread_name(task).startswith(_THREAD) for task in (tasks.iterdir() if tasks.is_dir() else ()))
 
 
-def _name(task: Path) -> str:
+def _read_thread_name(task: Path) -> str:
     try:
         return (task / "comm").read_text()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the thread has ended
         return ""

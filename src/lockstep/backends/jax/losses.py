@@ -1,4 +1,4 @@
-"""Losses of JAX: those that go by a name, optax's functions, and functions of the script's own."""
+"""Losses on JAX: Lockstep's named losses, optax's functions, and the script's own functions."""
 
 import functools
 from collections.abc import Callable
@@ -12,121 +12,123 @@ from lockstep.backends.jax import array_ops
 from lockstep.backends.jax.builtin_losses import CrossEntropy, SquaredError
 from lockstep.core.batch_entries import split_batch
 from lockstep.core.batches import describe
+from lockstep.core.criterion import Criterion
 from lockstep.core.named_metrics import LossTraits
 from lockstep.core.objective import Objective
 from lockstep.core.target_kind import Labels
-from lockstep.core.weighing import Criterion, Share, Term, Weighing
+from lockstep.core.weighing import Share, Term, Weighing
 from lockstep.errors import BatchError, ModelError
 
 _AS_FLOATS = 'weights.astype("float32")'
 WEIGHING = Weighing(array_ops, _AS_FLOATS)
 
-_ONE_PER_EXAMPLE = ("optax.losses._classification", "optax.losses._regression")  # what their functions give
+# Modules of optax whose functions return one value per example.
+_ONE_PER_EXAMPLE = ("optax.losses._classification", "optax.losses._regression")
 NAMED: dict[str, Any] = {"cross_entropy": CrossEntropy(), "mse": SquaredError()}
 
 
 def choose_term(loss: Any) -> Callable[[Any, Any, Share], Term]:
-    """The function (bound model, shard's batch, share) -> Term for what the script gave as loss."""
+    """Returns the function (bound model, shard's batch, share) -> Term for the script's loss."""
     if loss is None:
         return WEIGHING.weigh_model
     if isinstance(loss, Objective):
         return functools.partial(WEIGHING.weigh_objective, loss)
-    function = resolve(loss)
+    function = resolve_name(loss)
     if isinstance(function, CrossEntropy | SquaredError):
         return functools.partial(WEIGHING.compare, BuiltinCriterion(function))
     if not callable(function):
         raise ModelError(
-            f"A loss is one of {', '.join(map(repr, NAMED))}, a function of (outputs, targets) such as optax's, or a "
-            f"lockstep.objective. Got {loss!r}."
+            f"loss={loss!r} is not a loss. Use one of {', '.join(map(repr, NAMED))}, a function of (outputs, targets) "
+            "such as optax's, or a lockstep.objective."
         )
     return functools.partial(WEIGHING.compare, JaxCriterion(function))
 
 
-def resolve(loss: Any) -> Any:
-    """The loss that a name stands for; anything else as it is."""
+def resolve_name(loss: Any) -> Any:
+    """Returns the named loss for a name such as 'mse', and any other loss as it is."""
     return NAMED.get(loss, loss) if isinstance(loss, str) else loss
 
 
 def find_unknown(loss: Any) -> Callable[[Any, Any], Any] | None:
-    """The loss as a function of (outputs, targets), if it does not say itself how the examples count."""
-    function = resolve(loss)
+    """Returns the loss if it is a function of (outputs, targets) whose reduction is not known, else None."""
+    function = resolve_name(loss)
     own = function.func if isinstance(function, functools.partial) else function
     known = loss is None or isinstance(loss, Objective) or isinstance(function, CrossEntropy | SquaredError)
     return None if known or (getattr(own, "__module__", None) or "") in _ONE_PER_EXAMPLE else function
 
 
 def find_traits(loss: Any) -> LossTraits:
-    """What named metrics need to know of the loss."""
+    """Returns what named metrics need to know about the loss."""
     binary = getattr(loss, "func", loss) is optax.sigmoid_binary_cross_entropy
-    return LossTraits(getattr(resolve(loss), "ignore_index", None), binary=binary)
+    return LossTraits(getattr(resolve_name(loss), "ignore_index", None), binary=binary)
 
 
 def find_inputs(loss: Any, batch: Any) -> Any:
-    """What a linen module without variables will be called with."""
+    """Returns the part of a batch from which a linen module without variables is initialized: the model's inputs."""
     if isinstance(loss, Objective):
         raise ModelError(
-            "Under an objective nobody knows what a linen module is called with. Got one without variables. "
-            "Give wrap (module, module.init(key, x))."
+            "The linen module has no variables, and Lockstep cannot initialize it, because only the objective knows "
+            "which inputs it gets. Give lockstep.wrap (module, module.init(key, x)) as the model."
         )
     return batch if loss is None else split_batch(batch, _AS_FLOATS)[0]
 
 
 class JaxCriterion(Criterion):
-    """A function of (outputs, targets)."""
+    """A loss that is a function of (outputs, targets)."""
 
     def check(self, outputs: Any, targets: Any, examples: int) -> None:
-        """Refuse outputs without a row for every example: XLA would compute with them."""
+        """Raises ModelError if the outputs do not have a row for every example, because XLA would broadcast them."""
         if isinstance(outputs, jax.Array) and outputs.shape[:1] != (examples,):
             raise ModelError(
-                f"A model's outputs have one row per example on axis 0. Got shape {tuple(outputs.shape)} for a shard "
-                f"of {examples}. Return such outputs."
+                f"The model returned outputs of shape {tuple(outputs.shape)} for a shard of {examples} examples. "
+                "Return one row per example, on axis 0."
             )
 
     def find_labels(self, outputs: Any, targets: Any) -> Labels | None:
-        """The classes of optax's function of labels: XLA takes a label outside them for the last, or for NaN."""
+        """Returns the valid labels for optax's cross-entropy of labels, because XLA accepts others; else None."""
         of_labels = self.function is optax.softmax_cross_entropy_with_integer_labels
         return Labels(outputs.shape[-1]) if of_labels and _are_labels(targets) else None
 
 
 class BuiltinCriterion(JaxCriterion):
-    """One of the losses that go by a name."""
+    """One of Lockstep's own losses on JAX, chosen by its name: 'cross_entropy' or 'mse'."""
 
     @property
     def is_sum(self) -> bool:
-        """Whether it was made with reduction="sum"."""
+        """Whether the loss has reduction="sum"."""
         return bool(self.function.reduction == "sum")
 
     def check(self, outputs: Any, targets: Any, examples: int) -> None:
-        """Refuse targets that are more than one array."""
+        """Raises an error if the targets are not one array, or if the outputs do not have a row for every example."""
         super().check(outputs, targets, examples)
         if not isinstance(targets, jax.Array):
             raise BatchError(
-                f"Targets are one array with a row per example. Got {describe(targets)}. Give such targets, or a "
-                "function of (outputs, targets) as the loss."
+                f"The loss {type(self.function).__name__} needs the targets as one array. Got {describe(targets)}. "
+                "Give one array with a row per example, or a function of (outputs, targets) as the loss."
             )
 
     def find_labels(self, outputs: Any, targets: Any) -> Labels | None:
-        """The classes of cross-entropy."""
+        """Returns the valid labels for cross-entropy; None for other losses and for class probabilities."""
         if not isinstance(self.function, CrossEntropy) or not _are_labels(targets):
             return None
         return Labels(outputs.shape[-1], self.function.ignore_index)
 
     def compute(self, outputs: Any, targets: Any) -> Any:
-        """The sum, or the values whose mean is the loss."""
-        values = self.function.values(outputs, targets)
+        """Returns the loss's sum if its reduction is "sum", else the values whose mean is the loss."""
+        values = self.function.compute_values(outputs, targets)
         return jnp.sum(values) if self.is_sum else values
 
     def compute_each(self, outputs: Any, targets: Any) -> Any:
-        """One value per label."""
-        return self.function.values(outputs, targets)
+        """Returns one loss value per label."""
+        return self.function.compute_values(outputs, targets)
 
     def compute_sum(self, outputs: Any, targets: Any) -> Any:
-        """Their sum."""
-        return jnp.sum(self.function.values(outputs, targets))
+        """Returns the sum of the loss values of all labels."""
+        return jnp.sum(self.function.compute_values(outputs, targets))
 
     def count(self, targets: Any) -> Any:
-        """What each label counts."""
-        return self.function.weights_of(targets)
+        """Returns each label's weight in the mean; None if all weights are equal."""
+        return self.function.compute_weights(targets)
 
 
 def _are_labels(targets: Any) -> bool:

@@ -1,9 +1,8 @@
-"""Models: the forms in which JAX's people have a model, behind one face.
+"""One interface for the kinds of models that JAX has: flax.nnx, flax.linen, TrainState, (apply, variables).
 
-A model is its trained parameters, the other variables it keeps (running
-statistics, counters) and a function of both. Inside a shard's executable it is
-*bound* to them: something that can be called, and that tells afterwards what the
-other variables have become.
+A model has trained parameters (`params`), untrained variables such as running statistics and counters (`rest`), and a
+function of both. Inside a shard's executable the function is *bound* to the variables: a callable that afterwards
+returns the new `rest`.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -15,75 +14,75 @@ from flax.training.train_state import TrainState
 from lockstep.backends.jax.train_mode import ModuleModes
 from lockstep.errors import ModelError
 
-MODULE = nnx.Module
+NNX_MODULE = nnx.Module
 """A model that holds its own variables."""
-OPTIMIZER = nnx.Optimizer
-"""An optimizer that was made for such a model."""
+NNX_OPTIMIZER = nnx.Optimizer
+"""An optimizer that holds its own state, for an nnx module."""
 
 
-class Bound(Protocol):
-    """A model with its variables, inside one shard's executable."""
+class BoundModel(Protocol):
+    """A model with its variables, inside a shard's executable."""
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The outputs; what the model keeps changes on the way."""
+        """Returns the outputs; keeps the values that the call gives to untrained variables, e.g. running statistics."""
 
     def others(self) -> Any:
-        """The other variables as the calls have left them."""
+        """Returns the untrained variables after all calls so far."""
 
 
 @runtime_checkable
 class Model(Protocol):
-    """A model as the backend sees it."""
+    """The interface through which the JAX backend uses a model."""
 
-    donated: bool  # whether nobody else holds the parameters, so that an update may use their memory
-    home: str  # under which the parameters stand in a state
-    params: Any  # nests of arrays, as the script's own object has them; None before the first batch
+    donated: bool  # whether an update may reuse the memory of the arrays, because the script cannot hold them
+    home: str  # the prefix of the parameters' names in a state
+    params: Any  # a pytree of arrays; None before the first batch
     rest: Any
-    mode_flags: ModuleModes | None  # the flags that the script turns; None where each call is told its mode
+    mode_flags: ModuleModes | None  # the module's own flags; None if the mode is an argument of each call
 
-    def bind(self, params: Any, rest: Any, key: Any, training: bool) -> Bound:
-        """The model with these variables, inside an executable."""
+    def bind(self, params: Any, rest: Any, key: Any, training: bool) -> BoundModel:
+        """Returns the model with these variables, inside an executable."""
 
     def start(self, inputs: Any, key: Any) -> None:
-        """Makes the variables from the first batch, where there are none yet."""
+        """Creates missing variables from the inputs of the first batch."""
 
     def publish(self, params: Any, rest: Any) -> None:
-        """Brings the script's own object up to date."""
+        """Writes the arrays into the script's object."""
 
-    def changed(self) -> bool:
-        """Whether the script has put other arrays into its object since they were published."""
+    def take_changes(self) -> bool:
+        """Reads arrays that the script has replaced since `publish`; returns whether the script has replaced any."""
 
-    def held(self) -> list[Any]:
-        """The arrays in the script's own object."""
+    def list_arrays(self) -> list[Any]:
+        """Returns the arrays in the script's object."""
 
     def signature(self) -> Any:
-        """What else of the object an executable depends on."""
+        """Returns what an executable depends on besides the arrays; if it changes, the model is compiled again."""
 
     def controls(self) -> Any:
-        """What of the object travels to other processes beside its arrays."""
+        """Returns what other processes need besides the arrays: an nnx module's scalars and strings, or None."""
 
     def turn(self, controls: Any) -> None:
-        """Takes over what another process's object has there."""
+        """Applies the values that `controls` has returned in another process."""
 
 
-def of(model: Any, wrt: Any = None) -> Model:
-    """The model behind whatever the script gave to `wrap`; `wrt` are the variables that an nnx.Optimizer holds."""
-    from lockstep.backends.jax.functional_model import Applied, Handle
-    from lockstep.backends.jax.nnx_model import Module
+def adapt_model(model: Any, wrt: Any = None) -> Model:
+    """Adapts the model that the script gave to `wrap`; `wrt` selects the variables that an nnx.Optimizer trains."""
+    from lockstep.backends.jax.functional_model import FunctionalModel, ModelHandle
+    from lockstep.backends.jax.nnx_model import NnxModel
 
-    if isinstance(model, Handle):
+    if isinstance(model, ModelHandle):
         return model.applied
     if isinstance(model, nnx.Module):
-        return Module(model, nnx.Param if wrt is None else wrt)
+        return NnxModel(model, nnx.Param if wrt is None else wrt)
     if isinstance(model, nn.Module):
-        return Applied.of_module(model)
+        return FunctionalModel.from_module(model)
     if isinstance(model, TrainState):
-        return Applied.of_state(model)
+        return FunctionalModel.from_train_state(model)
     if isinstance(model, tuple) and len(model) == 2 and (callable(model[0]) or isinstance(model[0], nn.Module)):
-        return Applied.of_pair(*model)
-    if isinstance(model, Model):  # of a framework on top of JAX
+        return FunctionalModel.from_pair(*model)
+    if isinstance(model, Model):  # a model of a framework on top of JAX
         return model
     raise ModelError(
-        "A JAX model is a flax.nnx.Module, a flax.linen.Module, a TrainState or (apply, variables). "
-        f"Got {type(model).__name__}. Give one of these."
+        f"{type(model).__name__} is not a JAX model. Use a flax.nnx.Module, a flax.linen.Module, a TrainState or "
+        "(apply, variables)."
     )

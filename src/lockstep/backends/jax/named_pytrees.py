@@ -1,7 +1,6 @@
-"""Trees: nests of arrays by name, as the state and the digests know them.
+"""Names the arrays of a pytree, for states and digests.
 
-A name is the framework's own path joined with dots: `params.Dense_0.kernel`,
-`layers.0.kernel`, `0.mu.layers.0.kernel`.
+A name is the path in the pytree joined with dots: `params.Dense_0.kernel`, `0.mu.layers.0.kernel`.
 """
 
 from collections import Counter
@@ -13,82 +12,92 @@ import numpy as np
 from jax import dtypes
 from numpy.typing import NDArray
 
-from lockstep.backends.base import Array, State
 from lockstep.core.state import ArraySpec
+from lockstep.core.types import Array
 from lockstep.errors import ModelError, StateError
 
 
-def named(tree: Any) -> dict[str, Any]:
-    """The leaves of a nest by name, in the nest's own order."""
-    leaves = [(name(map(_part, path)), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+def name_leaves(tree: Any) -> dict[str, Any]:
+    """Returns the leaves of a pytree by name, in the pytree's order."""
+    leaves = [(join_path(map(_name_key, path)), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
     result = dict(leaves)
     if len(result) < len(leaves):
         ((twice, _),) = Counter(each for each, _ in leaves).most_common(1)
-        raise ModelError(f"Every array has a name of its own. Got two called {twice!r}. Use names without dots.")
+        raise ModelError(
+            f"Two arrays of the model have the same name {twice!r}, which joins their keys with dots. Use keys without "
+            "dots."
+        )
     return result
 
 
-def name(path: Iterable[Any]) -> str:
-    """The name of what lies at a path."""
+def check_arrays(tree: Any) -> None:
+    """Raises ModelError if a leaf is not an array, or if two arrays have one name."""
+    for name, leaf in name_leaves(tree).items():
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+            raise ModelError(
+                f"The model's variables must be arrays. Got a {type(leaf).__name__} at {name!r}. Give the arrays "
+                "alone, and leave all else to the function: with equinox, params, static = eqx.partition(model, "
+                "eqx.is_array), and (lambda params, x: jax.vmap(eqx.combine(params, static))(x), params) as the model."
+            )
+
+
+def join_path(path: Iterable[Any]) -> str:
+    """Returns a path's entries joined with dots."""
     return ".".join(map(str, path))
 
 
-def refilled(tree: Any, leaves: list[Any]) -> Any:
-    """The same nest with other leaves."""
+def replace_leaves(tree: Any, leaves: list[Any]) -> Any:
+    """Returns a pytree of the same structure with these leaves."""
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
-def to_state(prefix: str, tree: Any) -> State:
-    """A copy of every array of a nest, by name, as numpy holds it."""
-    return {f"{prefix}.{name}": to_array(leaf) for name, leaf in named(tree).items()}
-
-
 def to_array(leaf: Any) -> Array:
-    """A copy of one array, as a state has it."""
-    data = np.array(numbers(leaf))
+    """Returns a copy of one array in the form that a state stores."""
+    data = np.array(to_numpy(leaf))
     return Array(data, str(data.dtype))
 
 
 def from_state(prefix: str, tree: Any, state: Mapping[str, Array]) -> Any:
-    """Build the same pytree from the state's arrays, which fit."""
-    leaves = [wrapped(state[f"{prefix}.{name}"].data, leaf) for name, leaf in named(tree).items()]
-    return refilled(tree, leaves)
+    """Returns a pytree of the same structure with the state's arrays, whose shapes and types were checked before."""
+    leaves = [wrap_key(state[f"{prefix}.{name}"].data, leaf) for name, leaf in name_leaves(tree).items()]
+    return replace_leaves(tree, leaves)
 
 
 def read_specs(prefix: str, tree: Any) -> dict[str, ArraySpec]:
-    """Describe the arrays of a pytree as a state has them."""
-    return {f"{prefix}.{name}": _read_spec(leaf) for name, leaf in named(tree).items()}
+    """Returns the shapes and dtypes that a pytree's arrays have in a state, by name."""
+    return {f"{prefix}.{name}": _read_spec(leaf) for name, leaf in name_leaves(tree).items()}
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether this is a key of JAX's generators, and no array of numbers."""
+    """Returns whether this is an array of JAX random keys."""
     return hasattr(leaf, "dtype") and bool(jax.numpy.issubdtype(leaf.dtype, dtypes.prng_key))
 
 
-def numbers(leaf: Any) -> NDArray[Any]:
-    """The elements on the host; a key of JAX's generators goes as the numbers it is made of."""
-    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else host(leaf))
+def to_numpy(leaf: Any) -> NDArray[Any]:
+    """Returns an array's elements on the host; for random keys, the integers they consist of."""
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else pick_copy(leaf))
 
 
-def copied(tree: Any) -> Any:
-    """Copies on JAX's default device that no later step takes away."""
-    return jax.tree.map(lambda leaf: wrapped(jax.numpy.array(numbers(leaf)), leaf), tree)
+def copy_leaves(tree: Any) -> Any:
+    """Returns a copy of the pytree on JAX's default device, whose memory no later step donates."""
+    return jax.tree.map(lambda leaf: wrap_key(jax.numpy.array(to_numpy(leaf)), leaf), tree)
 
 
-def host(leaf: Any) -> Any:
-    """The bytes of an array that lies on one or several devices of this process, without waiting for more than one."""
+def pick_copy(leaf: Any) -> Any:
+    """Returns the first device's copy of a replicated array, so that a read waits for this device only."""
     if isinstance(leaf, jax.Array) and not is_key(leaf) and len(leaf.devices()) > 1:
         leaf = leaf.addressable_data(0)
     return leaf
 
 
-def check_there(tree: Any) -> None:
-    """Refuses arrays whose memory the script has given away."""
+def check_not_donated(tree: Any) -> None:
+    """Raises StateError if the script has donated the memory of an array to a jitted function."""
     if any(map(_is_deleted, jax.tree.leaves(tree))):
-        gone = [name for name, leaf in named(tree).items() if _is_deleted(leaf)]
+        gone = [name for name, leaf in name_leaves(tree).items() if _is_deleted(leaf)]
         raise StateError(
-            f"A model's arrays are there. Got {len(gone)} whose memory was donated, the first at {gone[0]!r}. "
-            "Leave donate_argnums out where the model goes on, or give lockstep.wrap the arrays that came back."
+            f"The memory of {len(gone)} arrays of the model was donated, the first at {gone[0]!r}. Remove "
+            "donate_argnums from the jitted function that got these arrays, or give lockstep.wrap the arrays that the "
+            "function returned."
         )
 
 
@@ -97,18 +106,18 @@ def _is_deleted(leaf: Any) -> bool:
 
 
 def _read_spec(leaf: Any) -> ArraySpec:
-    """Return the shape and dtype that `to_array` gives this leaf."""
+    """Returns the shape and dtype that `to_array` gives this leaf."""
     plain = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
     dtype = plain.dtype if hasattr(plain, "dtype") else np.asarray(plain).dtype
     return ArraySpec(tuple(np.shape(plain)), str(dtype))
 
 
-def wrapped(numbers: Any, like: Any) -> Any:
-    """The numbers, as a key where they are those of one."""
+def wrap_key(numbers: Any, like: Any) -> Any:
+    """Returns a random key with these integers if `like` is a random key, else the numbers as they are."""
     return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(like)) if is_key(like) else numbers
 
 
-def _part(key: Any) -> str:
+def _name_key(key: Any) -> str:
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))

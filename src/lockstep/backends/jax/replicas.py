@@ -1,10 +1,11 @@
-"""Replicas: the state of model and optimizer on every device, and the script's own objects beside it.
+"""The state of model and optimizer on every device, kept equal to the script's own objects.
 
-The script's objects are the truth. What it puts there between two steps is seen,
-for JAX's arrays never change: another value is another object.
+What the script writes into its objects between two steps is copied to every device before the next step. A changed
+array is found by its identity: JAX arrays are immutable, so another value is another object.
 """
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,95 +13,95 @@ import jax
 import numpy as np
 from flax import nnx
 
-from lockstep.backends.base import Array, Recipe, State
+from lockstep.backends.base import Recipe
 from lockstep.backends.jax import array_ops, devices, models, named_pytrees, optimizers
 from lockstep.backends.jax.compiled import Executables
-from lockstep.backends.jax.functional_model import Handle
-from lockstep.backends.jax.lazy_sums import Total
-from lockstep.backends.jax.vector_fields import Fields
+from lockstep.backends.jax.device_sum import DeviceSum
+from lockstep.backends.jax.functional_model import ModelHandle
+from lockstep.backends.jax.vector_fields import VectorFields
 from lockstep.core.state import ArraySpec, check_state
+from lockstep.core.types import Array, LazyState, State
 from lockstep.errors import StateError
 
-_STEPS = "optimizer.steps made"  # no name of a field, so that no state of optax has it
+_STEPS = "optimizer.steps made"  # the space keeps it apart from every field of an optax state
 
 
-class Replicas:
-    """One state, a copy of it on every device."""
+class JaxReplicas:
+    """The state of a model and its optimizer, with a copy on every device."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._options = recipe.options
-        self._given = recipe.model, recipe.optimizer
-        self.model = models.of(recipe.model, optimizers.wrt(recipe.optimizer))
-        self.optimizer = optimizers.of(recipe.optimizer, getattr(self.model, "state", None))
-        if isinstance(recipe.model, Handle):
+        self._script_objects = recipe.model, recipe.optimizer
+        self.model = models.adapt_model(recipe.model, optimizers.find_wrt(recipe.optimizer))
+        self.optimizer = optimizers.adapt_optimizer(recipe.optimizer, getattr(self.model, "state", None))
+        if isinstance(recipe.model, ModelHandle):
             recipe.model.optimizer = self.optimizer
         self.rows: list[int] = []  # for each replica, the row of its device
-        self.copies: list[tuple[Any, Any, Any]] = []  # parameters, other variables, optimizer's state of every device
-        self._fields: Fields | None = None
-        self._ahead: tuple[Total, list[Any]] | None = None  # an update that was started, and for which total
+        self.copies: list[tuple[Any, Any, Any]] = []  # for each device: params, rest, optimizer state
+        self._fields: VectorFields | None = None
         self._signature = self.model.signature()
-        self._lazy = not self.ready  # the first batch makes the variables
-        self._loads = 0  # how often a state was taken over
-        self._waiting: State | None = None  # one that came before the variables
+        self._creates_variables = not self.has_variables  # whether the first batch creates the variables
+        self._loads = 0  # how many states were loaded
+        self._pending_state: State | None = None  # a state that is loaded as soon as the variables exist
         self._seen: list[Any] = []
 
     @property
-    def ready(self) -> bool:
-        """Whether the variables are there; a linen module may have none before the first batch."""
+    def has_variables(self) -> bool:
+        """Whether the variables exist; a linen module may have none before the first batch."""
         return self.model.params is not None
 
     def spread(self, names: Sequence[str]) -> None:
-        """A copy of the state on each of these devices; several replicas may share one."""
-        if self.ready:
-            self.look()
-        own = _arrays((self.model.params, self.model.rest, self.optimizer.state), *self._given)
-        state = jax.tree.map(named_pytrees.host, (self.model.params, self.model.rest, self.optimizer.state))
-        chosen = devices.of(names, self._options.exact, own)
+        """Puts a copy of the state on each of these devices; several replicas may share a device."""
+        if self.has_variables:
+            self.take_script_changes()
+        trees = self.model.params, self.model.rest, self.optimizer.state
+        own = _list_jax_arrays(trees, *self._script_objects)
+        state = jax.tree.map(named_pytrees.pick_copy, trees)
+        chosen = devices.find_devices(names, self._options.exact, own)
         unique = list(dict.fromkeys(chosen))
         self.rows = [unique.index(device) for device in chosen]
         self.device = unique[0]
         self.executables = Executables(unique, self._options.exact)
-        if self.ready:
-            self.take(state[0], state[1], state[2], self.optimizer.steps)
-        self._seen = self._held()
+        if self.has_variables:
+            self.place_state(state[0], state[1], state[2], self.optimizer.steps)
+        self._seen = self._list_script_arrays()
 
     def start(self, inputs: Any, key: Any) -> None:
-        """Makes a linen module's variables from the first batch's inputs, and takes over a state that waited."""
+        """Initializes a linen module's variables from the first batch's inputs, then loads the pending state."""
         numbers = self.optimizer.numbers()
         self.model.start(inputs, key)
-        self.take(self.model.params, self.model.rest, None, self.optimizer.steps)
-        if self._waiting is not None:
-            self._fulfil(self._waiting, numbers)
-        self._seen = self._held()
+        self.place_state(self.model.params, self.model.rest, None, self.optimizer.steps)
+        if self._pending_state is not None:
+            self._load_pending(self._pending_state, numbers)
+        self._seen = self._list_script_arrays()
 
-    def _fulfil(self, state: State, numbers: Sequence[Mapping[str, Any]]) -> None:
-        """Takes over the state that waited, and the numbers set last; where it does not fit, it goes on waiting."""
+    def _load_pending(self, state: State, numbers: Sequence[Mapping[str, Any]]) -> None:
+        """Loads the pending state, then sets these hyperparameters; a state that does not fit stays pending."""
         try:
             self.load(state)
         except StateError:
-            self._forget()
-            self._waiting = state
+            self._drop_variables()
+            self._pending_state = state
             raise
         self.set_numbers(numbers)
 
-    def look(self) -> None:
-        """Takes over what the script has put into its own objects."""
+    def take_script_changes(self) -> None:
+        """Copies to every device what the script has written into its model and optimizer."""
         signature = self.model.signature()
         if signature != self._signature:
             self.executables.forget()
         self._signature = signature
         if self.model.mode_flags is not None and hasattr(self, "executables"):
             self.executables.modes = json.dumps(self.model.mode_flags.read())
-        changed = [self.model.changed(), self.optimizer.changed()]
-        if not (self.model.donated and self.optimizer.donated):  # what the script holds, it can give away
+        changed = [self.model.take_changes(), self.optimizer.take_changes()]
+        if not (self.model.donated and self.optimizer.donated):  # the script may have donated arrays that it holds
             for tree in (self.model.params, self.model.rest, self.optimizer.state):
-                named_pytrees.check_there(tree)
+                named_pytrees.check_not_donated(tree)
         if any(changed):
-            self.take(self.model.params, self.model.rest, self.optimizer.state, self.optimizer.steps)
+            self.place_state(self.model.params, self.model.rest, self.optimizer.state, self.optimizer.steps)
 
-    def take(self, params: Any, rest: Any, state: Any, steps: int | None) -> None:
-        """Puts a state on every device and into the script's own objects."""
-        self._ahead = None
+    def place_state(self, params: Any, rest: Any, state: Any, steps: int | None) -> None:
+        """Puts a state on every device and into the script's objects."""
         if state is None:
             self.optimizer.state = None
             self.optimizer.start(params)
@@ -109,133 +110,123 @@ class Replicas:
         self._publish(steps)
 
     def _publish(self, steps: int | None) -> None:
-        """Brings the script's own objects up to date."""
+        """Writes the first device's state into the script's objects."""
         params, rest, state = self.copies[0]
         self.model.publish(params, rest)
         self.optimizer.publish(state, steps)
 
-    def fields(self, room: int) -> Fields:
-        """Where everything lies in a node; made once."""
+    def make_fields(self, room: int) -> VectorFields:
+        """Returns the layout of a partial sum, which is created at the first call; `room` is for the metrics' sums."""
         if self._fields is None:
             params, rest, _ = self.copies[0]
-            self._fields = Fields(jax.tree.map(_form, params), jax.tree.map(_form, rest), room)
+            self._fields = VectorFields(params, rest, room)
         return self._fields
 
     @property
-    def sums_matter(self) -> bool:
-        """Whether an update looks at the step's loss."""
-        return self.optimizer.asks_for_loss(self.copies[0][0])
+    def update_needs_loss(self) -> bool:
+        """Whether an update reads the step's loss."""
+        return self.optimizer.uses_loss(self.copies[0][0])
 
-    def expect(self, total: Total, copies: list[Any]) -> None:
-        """Notes the state to which the update with this total will lead."""
-        self._ahead = total, copies
-
-    def anticipate(self, total: Total, differs: tuple[bool, ...]) -> None:
+    def start_early_update(self, total: DeviceSum, differs: tuple[bool, ...]) -> None:
         """Starts the update before the sums are read, so that an accelerator need not wait for the host.
 
-        Nothing of the state is given away for it: should the sums speak against the step, what it gave is dropped.
+        The update donates no array of the state, because its result is dropped if the sums fail a check.
         """
-        self._ahead = None
-        if runs_ahead(self.device) and not self.sums_matter:
-            self.expect(total, self._updated(total, differs, None, donated=()))
+        if runs_asynchronously(self.device) and not self.update_needs_loss:
+            total.updated = self._run_update(total, differs, None, donated=())
 
-    def arrive(self, total: Total) -> bool:
-        """Takes over the update that was started for this total; whether there was one."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead[0] is not total:
-            return False
-        self._advance(ahead[1])
-        return True
-
-    def update(self, total: Total, differs: tuple[bool, ...], loss: float) -> None:
-        """One step of the optimizer on every device."""
-        donated = (3, 4) * self.model.donated + (5,) * self.optimizer.donated
-        given = self.scalar(loss) if self.sums_matter else None
-        self._advance(self._updated(total, differs, given, donated))
+    def update(self, total: DeviceSum, differs: tuple[bool, ...], loss: float) -> None:
+        """Applies one optimizer step on every device; if the update was already started, uses its result."""
+        copies, total.updated = total.updated, None
+        if copies is None:
+            donated = (3, 4) * self.model.donated + (5,) * self.optimizer.donated
+            given = self.to_scalar(loss) if self.update_needs_loss else None
+            copies = self._run_update(total, differs, given, donated)
+        self._advance(copies)
 
     def _advance(self, copies: list[Any]) -> None:
         self.copies = copies
         steps = self.optimizer.steps
         self._publish(None if steps is None else steps + 1)
-        self._seen = self._held()
+        self._seen = self._list_script_arrays()
 
-    def _updated(self, total: Total, differs: tuple[bool, ...], loss: Any, donated: tuple[int, ...]) -> list[Any]:
-        """Parameters, other variables and optimizer's state of every device, one step on."""
+    def _run_update(
+        self, total: DeviceSum, differs: tuple[bool, ...], loss: Any, donated: tuple[int, ...]
+    ) -> list[Any]:
+        """Returns params, rest and optimizer state of every device after the step."""
         assert self._fields is not None
-        divisor = self._divisor(total)
+        divisor = self._make_divisor(total)
+        divided = divisor is not None
         update = self.executables.update(
-            self.optimizer,
-            self._fields,
-            self._options.clip_norm,
-            differs=differs,
-            divided=divisor is not None,
-            donated=donated,
+            self.optimizer, self._fields, self._options.clip_norm, differs=differs, divided=divided, donated=donated
         )
-        return [
-            update(row, vectors, divisor, loss, *self.copies[row]) for row, vectors in enumerate(self._vectors(total))
-        ]
+        copies = self._put_vectors(total)
+        return [update(row, vectors, divisor, loss, *self.copies[row]) for row, vectors in enumerate(copies)]
 
-    def norm(self, total: Total) -> float:
-        """The norm of the gradient, divided as the update divides it."""
+    def norm(self, total: DeviceSum) -> float:
+        """Returns the norm of the gradient after its division by the divisor."""
         assert self._fields is not None
-        divisor = self._divisor(total)
+        divisor = self._make_divisor(total)
         norm = self.executables.norm(self._fields, divisor is not None)
-        return float(norm(0, self._vectors(total)[0], divisor))
+        return float(norm(0, self._put_vectors(total)[0], divisor))
 
-    def _vectors(self, total: Total) -> list[dict[str, Any]]:
-        """A node's vectors, for every device."""
+    def _put_vectors(self, total: DeviceSum) -> list[dict[str, Any]]:
+        """Returns the vectors of a sum, copied to each device."""
         devices = self.executables.devices
         if all(isinstance(each, jax.Array) and each.devices() == {*devices} for each in total.vectors.values()):
             shards = {dtype: each.addressable_shards for dtype, each in total.vectors.items()}
-            return [  # put there, where they are already, because of one device it is told that it is a mesh
+            return [  # without a copy; `update` needs arrays on one device, while these are sharded over a mesh
                 {dtype: jax.device_put(each[row].data, device) for dtype, each in shards.items()}
                 for row, device in enumerate(devices)
             ]
         return self.executables.put(dict(total.vectors))
 
-    def _divisor(self, total: Total) -> Any:
-        """What the gradient is divided by; None where the shards' means already add up to the batch's."""
-        return None if total.divisor == 1.0 else self.scalar(total.divisor)
+    def _make_divisor(self, total: DeviceSum) -> Any:
+        """Returns the gradient's divisor; None if the shards' means already add up to the batch's mean."""
+        return None if total.divisor == 1.0 else self.to_scalar(total.divisor)
 
-    def scalar(self, value: float) -> Any:
-        """A number as an argument of an executable."""
+    def to_scalar(self, value: float) -> Any:
+        """Returns a number in JAX's widest float dtype, as an argument for an executable."""
         return np.asarray(value, array_ops.wide())
 
     # -- the state, by name
 
-    def state(self, row: int = 0) -> State:
-        """Parameters, what else the model keeps, and the optimizer's state, as one device has them."""
-        if not self.ready:
-            return {} if self._waiting is None else _copied(self._waiting)
-        self.look()
+    def state(self, row: int = 0) -> LazyState:
+        """Returns params, rest and optimizer state by name, as the device of this row has them."""
+        if not self.has_variables:
+            return LazyState({} if self._pending_state is None else _copy(self._pending_state), named_pytrees.to_array)
+        self.take_script_changes()
         params, rest, slots = self.copies[row]
-        state = named_pytrees.to_state(self.model.home, params) | named_pytrees.to_state("model", rest)
-        state |= named_pytrees.to_state("optimizer", slots)
+        state = {
+            f"{prefix}.{name}": leaf
+            for prefix, tree in ((self.model.home, params), ("model", rest), ("optimizer", slots))
+            for name, leaf in named_pytrees.name_leaves(tree).items()
+        }
         if self.optimizer.steps is not None:
             state[_STEPS] = Array(np.asarray(self.optimizer.steps), "int64")
-        return state
+        return LazyState(state, named_pytrees.to_array)
 
     def model_arrays(self) -> dict[str, Any]:
-        """Parameters and what else the model keeps, as the first device has them; a random key as its numbers."""
-        if not self.ready:
+        """Returns the first device's params and rest by name, with random keys as their integers."""
+        if not self.has_variables:
             return {}
-        self.look()
+        self.take_script_changes()
         params, rest, _ = self.copies[0]
-        leaves = {f"{self.model.home}.{name}": leaf for name, leaf in named_pytrees.named(params).items()}
-        leaves |= {f"model.{name}": leaf for name, leaf in named_pytrees.named(rest).items()}
+        leaves = {f"{self.model.home}.{name}": leaf for name, leaf in named_pytrees.name_leaves(params).items()}
+        leaves |= {f"model.{name}": leaf for name, leaf in named_pytrees.name_leaves(rest).items()}
         return {
-            name: jax.random.key_data(leaf) if named_pytrees.is_key(leaf) else named_pytrees.host(leaf)
+            name: jax.random.key_data(leaf) if named_pytrees.is_key(leaf) else named_pytrees.pick_copy(leaf)
             for name, leaf in leaves.items()
         }
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Takes over a whole state; one that does not fit changes nothing. Without variables it waits for them."""
-        if not state and self._lazy:
-            self._forget()
+        """Loads a state, as soon as variables exist; raises StateError, and writes nothing, if it does not fit them."""
+        if not state and self._creates_variables:
+            self._drop_variables()
             return
-        if not self.ready:
-            self._waiting = _copied(state)
-            self.optimizer.want(self.optimizer.numbers_in(state))
+        if not self.has_variables:
+            self._pending_state = _copy(state)
+            self.optimizer.defer_numbers(self.optimizer.read_numbers(state))
             self._loads += 1
             return
         if self.optimizer.state is None:
@@ -245,62 +236,55 @@ class Replicas:
         rest = named_pytrees.from_state("model", self.model.rest, state)
         slots = named_pytrees.from_state("optimizer", self.optimizer.state, state)
         steps = state[_STEPS].data.item() if _STEPS in state else self.optimizer.steps
-        self.take(params, rest, slots, steps)
-        self._waiting = None
+        self.place_state(params, rest, slots, steps)
+        self._pending_state = None
         self._loads += 1
 
     def _specs(self, state: Mapping[str, Array]) -> dict[str, ArraySpec]:
-        """Describe the arrays that a saved state must have; the number of steps may be missing."""
+        """Returns the shapes and dtypes that a saved state must have; its number of steps may be missing."""
         specs = named_pytrees.read_specs(self.model.home, self.model.params)
         specs |= named_pytrees.read_specs("model", self.model.rest)
         specs |= named_pytrees.read_specs("optimizer", self.optimizer.state)
         return specs | ({_STEPS: ArraySpec((), "int64")} if _STEPS in state else {})
 
-    def _forget(self) -> None:
-        """Back to before the first batch, which will make the variables anew."""
-        self.copies, self._fields, self._waiting = [], None, None
+    def _drop_variables(self) -> None:
+        """Drops the variables; the next batch creates them again."""
+        self.copies, self._fields, self._pending_state = [], None, None
         self.executables.forget()
         self.model.publish(None, {})
         self.optimizer.publish(None, self.optimizer.steps)
 
     def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
-        """Writes plain numbers into the optimizer's state."""
-        if not self.ready:
-            self.optimizer.want(numbers)
+        """Writes hyperparameters into the optimizer state."""
+        if not self.has_variables:
+            self.optimizer.defer_numbers(numbers)
             return
-        self.look()
+        self.take_script_changes()
         if any(numbers):
             fresh = self.executables.put(self.optimizer.with_numbers(numbers))
             self.copies = [(params, rest, slots) for (params, rest, _), slots in zip(self.copies, fresh, strict=True)]
             self.optimizer.publish(self.copies[0][2], self.optimizer.steps)
 
     def touched(self) -> bool:
-        """Whether the script has written to the state, or a state was taken over, since the last look."""
-        seen, self._seen = self._seen, self._held()
-        return len(seen) != len(self._seen) or any(
-            one is not other for one, other in zip(seen, self._seen, strict=True)
-        )
+        """Returns whether the script wrote to the state, or a state was loaded, since the last call."""
+        seen, self._seen = self._seen, self._list_script_arrays()
+        return len(seen) != len(self._seen) or any(map(operator.is_not, seen, self._seen))
 
-    def _held(self) -> list[Any]:
-        return [*self.model.held(), *self.optimizer.held(), self._loads]
+    def _list_script_arrays(self) -> list[Any]:
+        return [*self.model.list_arrays(), *self.optimizer.list_arrays(), self._loads]
 
 
-def runs_ahead(device: Any) -> bool:
-    """Whether the host tells the device what to do long before it is done."""
+def runs_asynchronously(device: Any) -> bool:
+    """Returns whether the host only queues programs, which the device computes later."""
     return bool(device.platform != "cpu")
 
 
-def _arrays(*objects: Any) -> list[Any]:
-    """All arrays of these objects, as JAX lists them: an nnx module's and its optimizer's counters, keys as numbers."""
-    nests = [nnx.as_pure(nnx.state(each)) if isinstance(each, nnx.Pytree) else each for each in objects]
-    leaves = [leaf for leaf in jax.tree.leaves(nests) if isinstance(leaf, jax.Array)]
+def _list_jax_arrays(*objects: Any) -> list[Any]:
+    """Returns all JAX arrays in these objects, including nnx objects' counters and the integers of random keys."""
+    trees = [nnx.as_pure(nnx.state(each)) if isinstance(each, nnx.Pytree) else each for each in objects]
+    leaves = [leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, jax.Array)]
     return [getattr(leaf, "_base_array", leaf) for leaf in leaves]
 
 
-def _copied(state: Mapping[str, Array]) -> State:
+def _copy(state: Mapping[str, Array]) -> State:
     return {name: Array(np.array(data), dtype) for name, (data, dtype) in state.items()}
-
-
-def _form(leaf: Any) -> Any:
-    form: Any = jax.ShapeDtypeStruct
-    return form(leaf.shape, leaf.dtype)

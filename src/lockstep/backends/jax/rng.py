@@ -1,4 +1,4 @@
-"""Keys: JAX's generators, seeded by where a shard stands in the run."""
+"""JAX random keys, derived from the seed, the step and the shard."""
 
 import zlib
 from typing import Any
@@ -7,29 +7,29 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.backends.base import Work
 from lockstep.core import seeds
+from lockstep.core.types import Work
 
 _STREAMS = ("params", "dropout")
-KIND = "threefry2x32"  # the same on every kind of device
+IMPL = "threefry2x32"  # gives the same numbers on every kind of device
 
 
-def of(work: Work, shard: int) -> NDArray[np.uint32]:
-    """The numbers of a shard's key: a function of (seed, step, shard)."""
-    return _numbers(seeds.shard(work.seed, work.step, shard))
+def derive_shard_key(work: Work, shard: int) -> NDArray[np.uint32]:
+    """Returns the integers of a shard's random key, which follow from (seed, step, shard) alone."""
+    return _split_seed(seeds.shard(work.seed, work.step, shard))
 
 
-def made(numbers: Any) -> Any:
-    """The key out of its numbers."""
-    return jax.random.wrap_key_data(numbers, impl=KIND)
+def wrap_key(numbers: Any) -> Any:
+    """Returns the JAX random key that consists of these integers."""
+    return jax.random.wrap_key_data(numbers, impl=IMPL)
 
 
 @jax.tree_util.register_pytree_node_class
-class Streams(dict[str, Any]):
-    """Keys by name, out of one.
+class NamedKeys(dict[str, Any]):
+    """The random keys `rngs` of a linen module or a function, by name, derived from one key.
 
-    'params' and 'dropout' are there; a linen module derives what else it asks for from the first. Any other name that
-    a function asks for is derived from the key itself.
+    The dict has 'params' and 'dropout'; a linen module derives the keys of other names from 'params'. A function that
+    reads another name gets a key that is derived from the one key and that name.
     """
 
     def __init__(self, key: Any) -> None:
@@ -40,22 +40,22 @@ class Streams(dict[str, Any]):
         return jax.random.fold_in(self._key, zlib.crc32(name.encode()))
 
     def tree_flatten(self) -> tuple[list[Any], list[str]]:
-        """As a dict is, and the key: a function may hand its keys to another that is compiled."""
+        """Flattens the dict with the key from which its keys derive, so that a jitted function can take the dict."""
         names = sorted(self)
         return [self._key, *(self[name] for name in names)], names
 
     @classmethod
-    def tree_unflatten(cls, names: list[str], leaves: list[Any]) -> "Streams":
+    def tree_unflatten(cls, names: list[str], leaves: list[Any]) -> "NamedKeys":
         streams = cls.__new__(cls)
         streams._key, *values = leaves
         streams.update(zip(names, values, strict=True))
         return streams
 
 
-def initial(seed: int) -> Any:
-    """The key from which a model's first parameters are drawn."""
-    return made(_numbers(seeds.derive("init", seed)))
+def derive_initial_key(seed: int) -> Any:
+    """Returns the key with which a model's parameters are initialized."""
+    return wrap_key(_split_seed(seeds.derive("init", seed)))
 
 
-def _numbers(seed: int) -> NDArray[np.uint32]:
+def _split_seed(seed: int) -> NDArray[np.uint32]:
     return np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)

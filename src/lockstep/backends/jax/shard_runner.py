@@ -1,7 +1,7 @@
-"""Passes: the shards of one command on their devices, all started before anybody waits for one.
+"""Runs the shards of one command on their devices; starts all shards before it waits for a result.
 
-Shards go in rounds, one on every device. A batch of one shard makes its whole step in
-one program: there is nothing to add, and only one device that could compute it.
+Shards run in rounds, with one shard on each device. The whole step of a batch with one shard is one program, because
+nothing is added and only one device computes.
 """
 
 from collections.abc import Iterator
@@ -10,119 +10,119 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.backends.base import Work
 from lockstep.backends.jax import rng
-from lockstep.backends.jax.batches import Place, rounds
-from lockstep.backends.jax.lazy_sums import Lazy, Leaf, Round, Total
-from lockstep.backends.jax.replicas import Replicas
-from lockstep.backends.jax.shards import Found, Shards
-from lockstep.backends.jax.sums import Reader
-from lockstep.backends.jax.vector_fields import Fields
+from lockstep.backends.jax.device_sum import DeviceSum, Leaves
+from lockstep.backends.jax.replicas import JaxReplicas
+from lockstep.backends.jax.shard_inputs import ShardBatch, iterate_rounds
+from lockstep.backends.jax.shard_pass import ShardPasses, TraceInfo
+from lockstep.backends.jax.sums import StartedShard, SumsReader
+from lockstep.backends.jax.vector_fields import VectorFields
 from lockstep.core.batches import leaves
 from lockstep.core.metrics import Sums
 from lockstep.core.outputs import ShardOutputs
+from lockstep.core.shard_sums import ShardSums
 from lockstep.core.target_kind import check_labels
+from lockstep.core.types import Work
 
 
-class Passes:
-    """Forward and backward passes of shards, from the state of the replicas."""
+class JaxShardRunner:
+    """Runs forward and backward passes of shards with the state of the replicas."""
 
-    def __init__(self, replicas: Replicas, shards: Shards, outputs: ShardOutputs | None = None) -> None:
-        self.shards = shards
-        self.reader = Reader(outputs)
-        self.found: Found | None = None  # of the shard started last
+    def __init__(self, replicas: JaxReplicas, passes: ShardPasses, outputs: ShardOutputs | None = None) -> None:
+        self.passes = passes
+        self.reader = SumsReader(outputs)
+        self.info: TraceInfo | None = None  # of the shard that was started last
         self._replicas = replicas
-        self._last: Total | None = None  # of the step before, where it was one program
+        self._last: DeviceSum | None = None  # of the last step, if it was one program
 
-    def leaves(self, work: Work, fields: Fields, clip: float | None) -> dict[int, Lazy]:
-        """The leaf of every shard."""
+    def start_shards(self, work: Work, fields: VectorFields) -> tuple[Leaves, ShardSums]:
+        """Starts every shard; returns their partial sums and sums, which the devices are still computing."""
         self.reader.begin()
-        if not self._replicas.sums_matter and work.num_shards == 1:
-            ((_, only),) = self._places(work)
-            return {only.shard: self._stepped(work, only, fields, clip)}
-        executables = self._replicas.executables
-        leaves: dict[int, Lazy] = {}
-        for places in rounds(self._pieces(work)):
-            vectors: list[Any] = [None] * len(places)
-            one = Round({}, partial(self.reader.step, work, fields))
-            for row, place in enumerate(places):
-                if place is not None:
-                    alone = work.num_shards == 1
-                    run, found = executables.gradient(self.shards, place, alone, work.summed, fields)
-                    share = self._replicas.scalar(place.examples / work.num_examples)
-                    vectors[row], values = self._run(run, row, place, work, share, np.asarray(place.shard == 0))
-                    _check_labels(found, place)
-                    one.started[row] = place, values, found
-                    self.found = found
-                    leaves[place.shard] = Leaf(fields.layout, one, row, executables.total)
-            one.vectors = executables.joined(vectors, fields.lengths)
-        return leaves
+        leaves, started = Leaves(), []
+        alone = work.num_shards == 1
+        for index, batches in enumerate(iterate_rounds(self._pieces(work))):
+            vectors: list[Any] = [None] * len(batches)
+            for row, batch in enumerate(batches):
+                if batch is not None:
+                    find = self._replicas.executables.gradient
+                    run, self.info = find(self.passes, batch, alone, work.summed, fields)
+                    share = self._replicas.to_scalar(batch.examples / work.num_examples)
+                    vectors[row], values = self._run(run, row, batch, work, share, np.asarray(batch.shard == 0))
+                    _check_labels(self.info, batch)
+                    started.append(StartedShard(batch, values, self.info))
+                    leaves.places[batch.shard] = index, row
+            leaves.rounds.append(vectors)
+        return leaves, self._read_later(work, fields, started)
 
-    def _stepped(self, work: Work, place: Place, fields: Fields, clip: float | None) -> Total:
-        """The only shard's total, with the state to which it leads; its gradient is computed where one asks for it."""
+    def start_step(self, work: Work, fields: VectorFields, clip: float | None) -> tuple[DeviceSum, ShardSums]:
+        """Starts the whole step of a batch with one shard; its gradient is computed only if it is read."""
+        self.reader.begin()
+        ((_, batch),) = self._iterate_batches(work)
         executables = self._replicas.executables
         params, rest, state = self._replicas.copies[0]
-        key = rng.of(work, place.shard)
-        run, leaf, found = executables.step(self.shards, place, work.summed, fields, self._replicas.optimizer, clip)
-        sums, arrays, *after = run(0, params, rest, state, place.arrays, key)
-        _check_labels(found, place)
-        if self._last is not None:
-            self._last.forget()  # now, while the device is busy: a hundred arrays go, and nobody waits for that
+        key = rng.derive_shard_key(work, batch.shard)
+        run, leaf, info = executables.step(self.passes, batch, work.summed, fields, self._replicas.optimizer, clip)
+        sums, arrays, *after = run(0, params, rest, state, batch.arrays, key)
+        _check_labels(info, batch)
 
         def gradient() -> Any:
-            state = self._replicas.copies[0][2]  # a leaf needs none; that of then would only take memory
+            # The gradient does not depend on the optimizer state. To keep the state of that step would cost memory.
+            state = self._replicas.copies[0][2]
             return leaf(0, params, rest, state, arrays, key)
 
-        total = Total(fields.layout, gradient, partial(self.reader.step, work, fields, place, sums, found))
-        self._replicas.expect(total, [tuple(after)])
-        self._last = total
-        return total
+        # This frees the last step's arrays. For many arrays that takes time, so it is done while the device computes.
+        self._last = DeviceSum(fields.layout, gradient, [tuple(after)])
+        return self._last, self._read_later(work, fields, [StartedShard(batch, sums, info)])
+
+    def _read_later(self, work: Work, fields: VectorFields, started: list[StartedShard]) -> ShardSums:
+        return ShardSums(partial(self.reader.read_step, work, fields, started), partial(self.reader.check, fields))
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
-        """Loss and metrics of each shard, without training."""
+        """Yields each shard's loss and metrics, computed in evaluation mode without an update."""
         started = []
         self.reader.begin()
-        for row, place in self._places(work):
-            run, found = self._replicas.executables.sums(self.shards, place, work.summed)
-            share = self._replicas.scalar(place.examples / work.num_examples)
-            started.append((place, self._run(run, row, place, work, share), found))
-            _check_labels(found, place)
-        for place, values, found in started:
-            yield place.shard, self.reader.read(work, place, values, found)
+        for row, batch in self._iterate_batches(work):
+            run, info = self._replicas.executables.sums(self.passes, batch, work.summed)
+            share = self._replicas.to_scalar(batch.examples / work.num_examples)
+            started.append(StartedShard(batch, self._run(run, row, batch, work, share), info))
+            _check_labels(info, batch)
+        for each in started:
+            yield each.batch.shard, self.reader.read_shard(work, each)
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
-        """The outputs of each shard, without training."""
+        """Yields each shard's outputs, computed in evaluation mode without an update."""
         started = []
-        for row, place in self._places(work):
-            outputs = self._run(self._replicas.executables.outputs(self.shards, place.form), row, place, work)
-            started.append((place.shard, outputs))
+        for row, batch in self._iterate_batches(work):
+            outputs = self._run(self._replicas.executables.outputs(self.passes, batch.spec), row, batch, work)
+            started.append((batch.shard, outputs))
         yield from started
 
     def _pieces(self, work: Work) -> list[dict[int, Any]]:
-        """The shards of every device, those of its replicas together."""
+        """Returns for every device the shards of all replicas on it."""
         result: list[dict[int, Any]] = [{} for _ in set(self._replicas.rows)]
-        for row, pieces in zip(self._replicas.rows, work.pieces.values(), strict=True):
-            result[row].update(pieces)
+        rows = self._replicas.rows
+        for replica, pieces in work.pieces.items():  # replica numbers count the replicas of all processes
+            result[rows[replica % len(rows)]].update(pieces)
         return result
 
-    def _places(self, work: Work) -> Iterator[tuple[int, Place]]:
-        """Every shard with the row of its device, the devices in turn."""
-        for places in rounds(self._pieces(work)):
-            yield from ((row, place) for row, place in enumerate(places) if place is not None)
+    def _iterate_batches(self, work: Work) -> Iterator[tuple[int, ShardBatch]]:
+        """Yields every shard with the row of its device, round by round."""
+        for batches in iterate_rounds(self._pieces(work)):
+            yield from ((row, batch) for row, batch in enumerate(batches) if batch is not None)
 
-    def _run(self, program: Any, row: int, place: Place, work: Work, *more: Any) -> Any:
-        """One shard on the device of its row.
+    def _run(self, program: Any, row: int, batch: ShardBatch, work: Work, *more: Any) -> Any:
+        """Runs one shard on the device of its row.
 
-        Its arrays are the host's: the program itself brings them there, in a fraction of the time that `device_put`
-        takes. It reads them in place or, where they are not aligned, from a copy; when a step ends it has read them.
+        The shard's arrays are on the host. The program copies them in a fraction of the time that `device_put` takes.
+        It reads aligned arrays in place and others from a copy, and has read all of them when the step ends.
         """
         params, rest, _ = self._replicas.copies[row]
-        return program(row, params, rest, place.arrays, rng.of(work, place.shard), *more)
+        return program(row, params, rest, batch.arrays, rng.derive_shard_key(work, batch.shard), *more)
 
 
-def _check_labels(found: Found, place: Place) -> None:
-    """Refuses labels outside the classes, while the device computes: what it gives is not taken over then."""
-    if found.labels is not None:
-        _, labels, *weights = place.form.filled(place.arrays)
+def _check_labels(info: TraceInfo, batch: ShardBatch) -> None:
+    """Raises an error if a label is outside the classes; called while the device computes the shard's result."""
+    if info.labels is not None:
+        _, labels, *weights = batch.spec.unflatten(batch.arrays)
         for each in leaves(labels):
-            check_labels(each, *found.labels, *weights)
+            check_labels(each, *info.labels, *weights)

@@ -1,27 +1,34 @@
-"""Sums on the host: what the shards of a command have added up, and by which names.
+"""Reads the shards' sums (loss, weight and metrics) from the devices, and checks the names of the metrics.
 
-They are read once every round of a step has been started, so that no device waits
-for the host.
+The sums are read after all programs of a step were started, so that no device waits for the host.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.backends.base import Work
-from lockstep.backends.jax.batches import Place
-from lockstep.backends.jax.shards import Found
-from lockstep.backends.jax.vector_fields import Fields
+from lockstep.backends.jax.shard_inputs import ShardBatch
+from lockstep.backends.jax.shard_pass import TraceInfo
+from lockstep.backends.jax.vector_fields import VectorFields
 from lockstep.core.metrics import Column, Sums
 from lockstep.core.outputs import ShardOutputs
-from lockstep.core.shard_sums import ShardNames, check_loss, pad
+from lockstep.core.shard_sums import NUM_CHECKS, ShardNames, check_loss, pad
+from lockstep.core.types import Work
 from lockstep.errors import ModelError
 
 
-class Reader:
-    """Reads sums, and sees to it that every shard of a command names the same metrics."""
+class StartedShard(NamedTuple):
+    """A shard whose program was started, with its sums, and its outputs and targets if metrics need them."""
+
+    batch: ShardBatch
+    values: tuple[Any, Any]
+    info: TraceInfo
+
+
+class SumsReader:
+    """Reads sums, and checks that every shard of a command has the same metrics."""
 
     def __init__(self, outputs: ShardOutputs | None = None) -> None:
         self._outputs = outputs
@@ -29,46 +36,51 @@ class Reader:
 
     @property
     def columns(self) -> Sequence[Column]:
-        """The metrics of the last shard read."""
+        """The metrics of the shard whose sums were read last."""
         return self._names.columns
 
     def begin(self) -> None:
-        """A new command, which may name other metrics."""
+        """Starts a new command, which may have other metrics."""
         self._names.begin()
 
-    def read(self, work: Work, place: Place, values: Any, found: Found) -> NDArray[np.float64]:
-        """The sums of a shard in float64; waits for them, and keeps its outputs where these are wanted."""
-        sums, pair = values
+    def read_shard(self, work: Work, started: StartedShard) -> NDArray[np.float64]:
+        """Waits for a shard's sums and returns them in float64; stores the shard's outputs if metrics need them."""
+        sums, pair = started.values
         if pair is not None and self._outputs is not None:
             outputs, targets = pair
-            self._outputs.keep(work, place.shard, outputs, targets, place.examples)
-        self._names.add(found.columns)
-        return np.asarray(sums, np.float64) * found.scales
+            self._outputs.keep(work, started.batch.shard, outputs, targets, started.batch.examples)
+        self._names.add(started.info.columns)
+        return np.asarray(sums, np.float64) * started.info.scales
 
-    def step(self, work: Work, fields: Fields, place: Place, sums: Any, found: Found) -> Sums:
-        """The sums of a shard as a layout has them, with what `check` reads at the end; a loss must be finite."""
-        values = self.read(work, place, sums, found)
-        check_loss(values, work.step, place.shard)
-        return pad(values, fields.layout.fields[-1].size, [*found.changed, *self._names.checks()])
+    def read_step(self, work: Work, fields: VectorFields, shards: Sequence[StartedShard]) -> dict[int, Sums]:
+        """Returns every shard's sums, padded to the layout's length; raises an error if a loss is not finite."""
+        for each in shards:
+            each.values[0].copy_to_host_async()
+        rows = {}
+        for each in sorted(shards, key=lambda started: started.batch.shard):
+            shard, values = each.batch.shard, self.read_shard(work, each)
+            check_loss(values, work.step, shard)
+            rows[shard] = pad(values, fields.layout.num_sums, [*each.info.changed, *self._names.checks()])
+        return rows
 
-    def check(self, sums: Sums, fields: Fields) -> None:
-        """Raises where shards, also of other processes, differ in their metrics or in what they have changed."""
+    def check(self, fields: VectorFields, sums: Sums) -> None:
+        """Raises ModelError if shards of any process differ in their metrics or in the variables they changed."""
         self._names.check(sums)
-        counts = _counts(sums, fields)
+        counts = _read_counts(sums, fields)
         some = (counts != 0) & (counts != sums[-1])
         if some.any():
             index = int(some.argmax())
             raise ModelError(
-                f"A model changes the same variables in every shard. Got {fields.names[index]!r} changed in "
-                f"{int(counts[index])} of {int(sums[-1])}. Do not let it follow from the number of examples, which "
-                "differs by one."
+                f"The model's variable {fields.names[index]!r} changed in {int(counts[index])} of {int(sums[-1])} "
+                "shards, but a variable must change in every shard or in none. Write to it in every call of the "
+                "model, whatever the number of examples, which can differ by one between shards."
             )
 
 
-def changed(sums: Sums, fields: Fields) -> tuple[bool, ...]:
-    """For each of the model's other variables, whether the shards of a step have changed it."""
-    return tuple(bool(count) for count in _counts(sums, fields))
+def find_changed(sums: Sums, fields: VectorFields) -> tuple[bool, ...]:
+    """Returns for each untrained variable of the model whether the shards of a step changed it."""
+    return tuple(bool(count) for count in _read_counts(sums, fields))
 
 
-def _counts(sums: Sums, fields: Fields) -> Sums:
-    return sums[-2 - len(fields.names) : -2]
+def _read_counts(sums: Sums, fields: VectorFields) -> Sums:
+    return sums[-NUM_CHECKS - len(fields.names) : -NUM_CHECKS]

@@ -1,8 +1,7 @@
-"""Modes: where a model is told whether it trains.
+"""Finds how a model gets its mode, training or evaluation, and sets it.
 
-People put it in one of three places: an argument of the call (`train`, `training`,
-`is_training`, or `deterministic`, which means the opposite), a field of that name,
-or, in nnx, the flags that `model.train()` and `model.eval()` turn.
+There are three ways: an argument of the call (`train`, `training`, `is_training`, or `deterministic`, which means the
+opposite), a field of that name, or, in nnx, the flags that `model.train()` and `model.eval()` set.
 """
 
 import inspect
@@ -11,57 +10,59 @@ from typing import Any
 
 from flax import nnx
 
-FLAGS = ("deterministic", "use_running_average")  # what `train()` and `eval()` of an nnx module turn
+from lockstep.errors import ModelError
+
+FLAGS = ("deterministic", "use_running_average")  # the attributes that `train()` and `eval()` of an nnx module set
 _NAMES = {"train": True, "training": True, "is_training": True, "deterministic": False}
 
 
-def argument(call: Callable[..., Any]) -> str | None:
-    """The argument of the call that tells the mode, if there is one.
+def find_argument(call: Callable[..., Any]) -> str | None:
+    """Returns the name of the callable's argument that sets the mode; None if it has no such argument.
 
-    >>> argument(lambda x, *, deterministic=True: x)
+    >>> find_argument(lambda x, *, deterministic=True: x)
     'deterministic'
     """
-    return _first(accepted(call))
+    return _first(list_accepted(call))
 
 
-def field(fields: Mapping[str, Any]) -> str | None:
-    """The field that tells the mode, if there is one.
+def find_field(fields: Mapping[str, Any]) -> str | None:
+    """Returns the name of the field that sets the mode; None if there is no such field.
 
-    >>> field({"width": 3, "training": True})
+    >>> find_field({"width": 3, "training": True})
     'training'
     """
-    return _first({name for name, value in fields.items() if tells(name, value)})
+    return _first({name for name, value in fields.items() if is_mode_flag(name, value)})
 
 
-def fields(module: Any) -> list[str]:
-    """The fields of one module, or of its class, that tell the mode; a method of such a name does not.
+def list_fields(module: Any) -> list[str]:
+    """Returns the names of the fields of a module or its class that set the mode, but not methods such as `train()`.
 
-    >>> fields(type("Net", (), {"training": True, "train": lambda self: None})())
+    >>> list_fields(type("Net", (), {"training": True, "train": lambda self: None})())
     ['training']
     """
-    return [name for name in _NAMES if tells(name, inspect.getattr_static(module, name, ""))]
+    return [name for name in _NAMES if is_mode_flag(name, inspect.getattr_static(module, name, ""))]
 
 
-def tells(name: str, value: Any) -> bool:
-    """Whether an attribute of this name and value tells the mode.
+def is_mode_flag(name: str, value: Any) -> bool:
+    """Returns whether an attribute of this name and value is a mode flag.
 
-    >>> tells("training", True), tells("training", "slowly"), tells("scale", True)
+    >>> is_mode_flag("training", True), is_mode_flag("training", "slowly"), is_mode_flag("scale", True)
     (True, False, False)
     """
     return (name in _NAMES or name in FLAGS) and (value is None or isinstance(value, bool))
 
 
-def value(name: str, training: bool) -> bool:
-    """What the argument or field of this name is set to.
+def choose_value(name: str, training: bool) -> bool:
+    """Returns the value with which the argument or field of this name means training, or evaluation.
 
-    >>> value("train", True), value("deterministic", True)
+    >>> choose_value("train", True), choose_value("deterministic", True)
     (True, False)
     """
     return training == _NAMES[name]
 
 
-def accepted(call: Callable[..., Any]) -> set[str]:
-    """The names of the arguments that a call takes by name."""
+def list_accepted(call: Callable[..., Any]) -> set[str]:
+    """Returns the names of a callable's arguments that can be given as keywords."""
     try:
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):
@@ -70,17 +71,24 @@ def accepted(call: Callable[..., Any]) -> set[str]:
     return {name for name, parameter in parameters.items() if parameter.kind in kinds}
 
 
-def takes_any(call: Callable[..., Any]) -> bool:
-    """Whether a call takes arguments that it does not name.
-
-    >>> takes_any(lambda x, **more: x)
-    True
-    """
+def check_apply(apply: Callable[..., Any]) -> None:
+    """Raises ModelError if the arguments of `apply(variables, *inputs)` do not say how it is to be called."""
     try:
-        parameters = inspect.signature(call).parameters.values()
+        parameters = list(inspect.signature(apply).parameters.values())
     except (TypeError, ValueError):
-        return False
-    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+        return
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        raise ModelError(
+            "The model's apply function takes **kwargs, so Lockstep cannot see whether it needs the mode, rngs or "
+            "mutable. Name the arguments that it needs, e.g. apply(variables, x, *, train, rngs, mutable). If it needs "
+            "none of them, use lambda variables, x: apply(variables, x)."
+        )
+    if [parameter.name for parameter in parameters[1:2]] == ["rng"]:  # haiku's, for example
+        raise ModelError(
+            "The model's apply function takes a random key rng before the inputs, but Lockstep calls it with the "
+            "variables and the inputs, and gives keys by name. Use lambda variables, x, *, rngs: apply(variables, "
+            "rngs['dropout'], x); with haiku, hk.without_apply_rng is another way if nothing is drawn."
+        )
 
 
 def _first(names: Collection[str]) -> str | None:
@@ -91,58 +99,56 @@ Modes = dict[str, dict[str, bool | None]]
 
 
 class ModuleModes:
-    """The flags in an nnx module's graph that tell its mode; the script's, which a step reads and `fit` sets."""
+    """The mode flags in an nnx module's graph, which a step reads and `fit` sets."""
 
     def __init__(self, module: nnx.Module) -> None:
         self._module = module
         self._nodes = {str(path): node for path, node in nnx.iter_modules(module)}
-        self._names = {path: _flags(node) for path, node in self._nodes.items()}
+        self._names = {path: _list_flags(node) for path, node in self._nodes.items()}
         self._entered = False
 
     def read(self) -> Modes:
-        """The flags by their module's path and their name; None if nobody has set one."""
-        return {path: {name: getattr(self._nodes[path], name) for name in self._names[path]} for path in self._told()}
+        """Returns the flags by their module's path and their name; None for a flag that was never set."""
+        flags = ((self._nodes[path], path, names) for path, names in self._names.items() if names)
+        return {path: {name: getattr(node, name) for name in names} for node, path, names in flags}
 
     def write(self, modes: Modes) -> None:
-        """Takes over the flags of another process."""
+        """Writes flags that were read in another process or from a checkpoint."""
         for path, flags in modes.items():
             for name, flag in flags.items():
                 if path in self._nodes and getattr(self._nodes[path], name, flag) is not flag:
                     setattr(self._nodes[path], name, flag)
 
     def restore(self, saved: Modes) -> None:
-        """Takes over a checkpoint's, unless the model was put into evaluation mode and the saved one trains as usual.
+        """Writes a checkpoint's flags, unless all present flags say evaluation and all saved flags say training.
 
-        So a model that is loaded to be used stays in evaluation mode.
+        So a model that is loaded for inference stays in evaluation mode.
         """
-        if not (_kinds(self.read()) == {False} and _kinds(saved) == {True}):
+        if not (_find_kinds(self.read()) == {False} and _find_kinds(saved) == {True}):
             self.write(saved)
 
     def enter_training(self) -> None:
-        """Calls `train()` if all flags tell of evaluation, and the first time unless they differ from one another."""
-        kinds = _kinds(self.read())
+        """Calls the module's `train()` if all flags say evaluation; the first time, unless some flags say training."""
+        kinds = _find_kinds(self.read())
         if kinds == {False} or (not self._entered and kinds != {True, False}):
-            turn(self._module, training=True)
+            set_mode(self._module, training=True)
         self._entered = True
 
-    def _told(self) -> list[str]:
-        return [path for path, names in self._names.items() if names]
 
-
-def turn(module: nnx.Module, training: bool) -> None:
-    """Puts every module of the graph into one mode, by its own `train` or `eval` and by its fields."""
+def set_mode(module: nnx.Module, training: bool) -> None:
+    """Puts every module of the graph into training or evaluation mode: calls `train` or `eval`, and sets fields."""
     name = "train" if training else "eval"
     method = getattr(type(module), name)  # of the class: a field may have the method's name
     (method if callable(method) else getattr(nnx.Module, name))(module)
     for _, node in nnx.iter_modules(module):
-        for name in fields(node):
-            setattr(node, name, value(name, training))
+        for name in list_fields(node):
+            setattr(node, name, choose_value(name, training))
 
 
-def train_unset(module: nnx.Module) -> None:
-    """Puts those flags into training mode that nobody has set."""
+def set_unset_flags(module: nnx.Module) -> None:
+    """Sets the flags that are None to training mode."""
     for _, node in nnx.iter_modules(module):
-        for name in _flags(node):
+        for name in _list_flags(node):
             if getattr(node, name) is None:
                 setattr(node, name, _TRAINING[name])
 
@@ -150,10 +156,10 @@ def train_unset(module: nnx.Module) -> None:
 _TRAINING = {**_NAMES, "use_running_average": False}
 
 
-def _flags(node: Any) -> list[str]:
-    return [name for name in _TRAINING if tells(name, inspect.getattr_static(node, name, ""))]
+def _list_flags(node: Any) -> list[str]:
+    return [name for name in _TRAINING if is_mode_flag(name, inspect.getattr_static(node, name, ""))]
 
 
-def _kinds(modes: Modes) -> set[bool]:
-    """{True} if every flag that is set tells of training, {False} if every one tells of evaluation."""
+def _find_kinds(modes: Modes) -> set[bool]:
+    """Returns {True} if every flag that is set says training, {False} if every such flag says evaluation."""
     return {flag == _TRAINING[name] for flags in modes.values() for name, flag in flags.items() if flag is not None}

@@ -1,8 +1,7 @@
-"""Folding: the tree as one executable that holds additions and moves, and nothing else.
+"""The tree as one executable that only adds and moves data.
 
-A multiplication or a division beside an addition could be fused with it and
-rounded once instead of twice. Between devices only bytes move: every device gets
-its slice of everybody's nodes, adds them in tree order, and all gather the sums.
+XLA could fuse a multiplication or division with an addition, which rounds once instead of twice. Devices exchange only
+bytes: every device gets its slice of all partial sums and adds them in tree order, and all gather the results.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,75 +10,67 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lockstep.backends.jax.lazy_sums import Lazy, Leaf, Round, Sum
+from lockstep.core import tree
 
 AXIS = "shard"
 lax: Any = jax.lax
-SMALL = 1 << 14  # elements; below that, everybody adds everything, which saves a meeting
+SMALL = 1 << 14  # elements; a shorter vector is added whole on every device, which saves one collective
 
-Expression = Any  # (left, right) of expressions; [round, row] of a leaf, as a frozen pair of numbers
-
-
-def expression(node: Lazy) -> tuple[Expression, list[Round]]:
-    """The additions below a node, and the rounds that its leaves are rows of."""
-    rounds: dict[Round, int] = {}
-
-    def of(node: Lazy) -> Expression:
-        if isinstance(node, Leaf):
-            return rounds.setdefault(node.round, len(rounds)), node.row
-        assert isinstance(node, Sum)
-        return "+", of(node.left), of(node.right)
-
-    return of(node), list(rounds)
+Expression = Any  # ("+", left, right), or (round, row) of a leaf
 
 
-def fold(mesh: Any, tree: Expression, jit: Callable[..., Any]) -> Any:
-    """The executable (vectors of every round) -> vectors of the sum, whole on every device."""
+def write_expression(places: Mapping[int, tuple[int, int]]) -> Expression:
+    """Returns the tree of additions over all shards; its leaves are the shards' (round, row)."""
+    return tree.fold([places[shard] for shard in sorted(places)], lambda left, right: ("+", left, right))
+
+
+def fold(mesh: Any, expression: Expression, jit: Callable[..., Any]) -> Any:
+    """Returns the executable that adds the vectors of every round; every device gets the complete sum."""
     rows = mesh.shape[AXIS]
-    inner, outer = _local(tree, rows)
+    inner, outer = _split_local(expression, rows)
 
-    def one(vectors: Sequence[Any]) -> Any:  # of every round, (1, length)
+    def fold_dtype(vectors: Sequence[Any]) -> Any:  # one vector (length,) for every round
         if rows == 1:
-            return _evaluate(tree, lambda index, _: vectors[index][0])
-        held = [_evaluate(part, lambda index, _: vectors[index][0]) for part in inner]
-        length = len(held[0])
+            return _evaluate(expression, lambda index, _: vectors[index])
+        local = [_evaluate(part, lambda index, _: vectors[index]) for part in inner]
+        length = len(local[0])
         if length < SMALL:
-            everyone = lax.all_gather(jnp.stack(held), AXIS)  # (rows, nodes, length)
-            return _evaluate(outer, lambda index, row: everyone[row, index])
+            gathered = lax.all_gather(jnp.stack(local), AXIS)  # (rows, nodes, length)
+            return _evaluate(outer, lambda index, row: gathered[row, index])
         part = -(-length // rows)
-        padded = jnp.stack([jnp.pad(node, (0, part * rows - length)) for node in held])
-        mine = lax.all_to_all(padded.reshape(len(held), rows, part), AXIS, 1, 0)  # (rows, nodes, part)
-        added = _evaluate(outer, lambda index, row: mine[row, index])
+        padded = jnp.stack([jnp.pad(node, (0, part * rows - length)) for node in local])
+        received = lax.all_to_all(padded.reshape(len(local), rows, part), AXIS, 1, 0)  # (rows, nodes, part)
+        added = _evaluate(outer, lambda index, row: received[row, index])
         return lax.all_gather(added, AXIS, tiled=True)[:length]
 
     def run(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return {dtype: one([vectors[dtype] for vectors in rounds]) for dtype in rounds[0]}
+        return {dtype: fold_dtype([vectors[dtype] for vectors in rounds]) for dtype in rounds[0]}
 
     spec: Any = jax.sharding.PartitionSpec
     return jit(jax.shard_map(run, mesh=mesh, in_specs=spec(AXIS), out_specs=spec(), check_vma=False))
 
 
-def _local(tree: Expression, rows: int) -> tuple[list[Expression], Expression]:
-    """What every device may add alone before they meet, and the rest.
+def _split_local(expression: Expression, rows: int) -> tuple[list[Expression], Expression]:
+    """Splits the tree into the additions within each device and the additions between devices.
 
-    All devices run one program, so they fold alone only where all fold alike;
-    else every row of every round is sent.
+    All devices run one program, so they add locally only if their local trees are equal. Otherwise every row of every
+    round is sent.
     """
-    own: dict[int, list[Expression]] = {row: [] for row in range(rows)}
+    local_parts: dict[int, list[Expression]] = {row: [] for row in range(rows)}
 
     def outer(node: Expression) -> Expression:
         found = _rows(node)
         if len(found) > 1:
             return "+", outer(node[1]), outer(node[2])
         (row,) = found
-        own[row].append(_evaluate(node, lambda index, _: (index, 0), lambda left, right: ("+", left, right)))
-        return len(own[row]) - 1, row
+        local_parts[row].append(_evaluate(node, lambda index, _: (index, 0), lambda left, right: ("+", left, right)))
+        return len(local_parts[row]) - 1, row
 
-    rest = outer(tree)
-    if all(parts == own[0] for parts in own.values()):
-        return own[0], rest
-    count = 1 + max(index for index, _ in _leaves(tree))
-    return [(index, 0) for index in range(count)], tree
+    rest = outer(expression)
+    if all(parts == local_parts[0] for parts in local_parts.values()):
+        return local_parts[0], rest
+    count = 1 + max(index for index, _ in _leaves(expression))
+    return [(index, 0) for index in range(count)], expression
 
 
 def _evaluate(

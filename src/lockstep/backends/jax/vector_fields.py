@@ -1,10 +1,6 @@
-"""Fields: where gradients and the model's other variables lie in a node's vectors.
+"""Where the gradients and the model's untrained variables are in the vectors of a partial sum."""
 
-The sums stay on the host, in float64 whatever JAX computes in, and take the last
-place of the layout.
-"""
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,168 +11,198 @@ from lockstep.backends.jax import named_pytrees
 from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.layout import Field, Layout
 from lockstep.core.metrics import FIRST_METRIC
+from lockstep.core.shard_sums import NUM_CHECKS
 from lockstep.errors import ModelError
 
 barrier: Any = jax.lax.optimization_barrier
+_FUSED_OPERANDS = 8  # XLA's CPU compiler only fuses concatenations of at most this many operands
 
 
-def accumulated(dtype: Any) -> str:
-    """The type in which leaves of this type are added: float64 stays, smaller floats are added in float32."""
+def choose_sum_dtype(dtype: Any) -> str:
+    """Returns the dtype in which arrays of this dtype are added, e.g. float32 for bfloat16."""
     if jnp.issubdtype(dtype, jnp.floating):
         return "float64" if dtype == jnp.float64 else "float32"
     return "int64" if jnp.dtype(dtype).itemsize == 8 else "int32"
 
 
-def changed(before: Any, after: Any) -> tuple[bool, ...]:
-    """For every other variable, whether the model has put something new there; told while tracing."""
+def join(parts: Sequence[tuple[int, Any]], length: int) -> Any:
+    """Returns one vector of this length with the (offset, vector) parts, in order of offset, and zeros between them.
+
+    On a CPU, XLA copies the operands of a long concatenation one by one. It compiles a short concatenation to one loop
+    per operand, all as long as the longest operand, and masks the accesses past the end of a shorter operand. With
+    AVX-512, masked accesses take 100 times as long on memory that has not been used yet: 300 ms for a vector of 1 MB.
+    So a few parts are written one by one into zeros. For many parts this would change the bits, because XLA would also
+    fuse the computations of the parts.
+    """
+    pieces, end = [], 0
+    for offset, value in parts:
+        pieces += [jnp.zeros(offset - end, value.dtype)] * (offset > end) + [value]
+        end = offset + value.size
+    pieces += [jnp.zeros(length - end, pieces[0].dtype)] * (length > end)
+
+    def write(*pieces: Any) -> Any:
+        # Without the barrier the first write would become a pad, which masks accesses, too.
+        whole = barrier(jnp.zeros(length, pieces[0].dtype))
+        start = 0
+        for piece in pieces:
+            whole = jax.lax.dynamic_update_slice(whole, piece, (start,))
+            start += piece.size
+        return whole
+
+    def concatenate(*pieces: Any) -> Any:
+        return jnp.concatenate(pieces)
+
+    cpu = write if len(pieces) <= _FUSED_OPERANDS else concatenate
+    return jax.lax.platform_dependent(*pieces, cpu=cpu, default=concatenate)
+
+
+def find_changed(before: Any, after: Any) -> tuple[bool, ...]:
+    """Returns for every untrained variable whether the model has replaced it; works while tracing."""
     old, new = jax.tree.leaves(before), jax.tree.leaves(after)
     structure: Any = jax.tree.structure
     if structure(before) != structure(after):
         raise ModelError(
-            "A model keeps the variables it has. Its call has added or removed some. Make them all when it is made."
+            "The model's call has added or removed variables. Create all variables when you create the model."
         )
     for one, other in zip(old, new, strict=True):
         if one.shape != other.shape:
             raise ModelError(
-                f"A variable keeps its shape. Got {tuple(other.shape)} where {tuple(one.shape)} was. Keep its shape."
+                f"The model's call changed the shape of a variable from {tuple(one.shape)} to {tuple(other.shape)}. "
+                "Write an array of the variable's own shape."
             )
-        if _kind(one) != _kind(other):  # whole numbers come from one shard, fractions from all
+        if _kind(one) != _kind(other):  # integers come from shard 0, floats are averaged over all
             raise ModelError(
-                f"A variable keeps its kind of numbers. Got {other.dtype} where {one.dtype} was. "
-                f"Make it of {other.dtype}, or cast what is written to it."
+                f"The model's call changed the type of a variable from {one.dtype} to {other.dtype}. Create the "
+                f"variable as {other.dtype}, or cast the array to {one.dtype} before you write it."
             )
     return tuple(one is not other for one, other in zip(old, new, strict=True))
 
 
-class Fields:
-    """The layout of a node for one model: gradients, other variables, sums."""
+class VectorFields:
+    """The layout of a partial sum for one model: first the gradients, then the untrained variables."""
 
     def __init__(self, params: Any, rest: Any, room: int) -> None:
+        params, rest = jax.tree.map(_describe, (params, rest))  # without the arrays, whose memory a step may donate
         self._params = params
         self._rest = jax.tree.leaves(rest)
-        self._averaged = [index for index, leaf in enumerate(self._rest) if _adds_up(leaf)]
-        self.names = names = list(named_pytrees.named(rest))  # of the other variables
-        trained = named_pytrees.named(params)
+        self._averaged = [index for index, leaf in enumerate(self._rest) if _is_averaged(leaf)]
+        self.names = names = list(named_pytrees.name_leaves(rest))  # of the untrained variables
+        trained = named_pytrees.name_leaves(params)
         check_trained(trained)
         self.layout = Layout.build(
-            [(name, accumulated(leaf.dtype), tuple(leaf.shape)) for name, leaf in trained.items()],
+            [(name, choose_sum_dtype(leaf.dtype), tuple(leaf.shape)) for name, leaf in trained.items()],
             [
-                *(
-                    (f"rest.{names[index]}", accumulated(self._rest[index].dtype), tuple(self._rest[index].shape))
-                    for index in self._averaged
-                ),
-                # at the end how many shards have changed each of the others, the names' checksum, and 1
-                ("sums", "float64", (FIRST_METRIC + room + len(names) + 2,)),
+                (f"rest.{names[index]}", choose_sum_dtype(self._rest[index].dtype), tuple(self._rest[index].shape))
+                for index in self._averaged
             ],
+            FIRST_METRIC + room + len(names) + NUM_CHECKS,  # before the checks: which of `names` a shard changes
         )
         self._gradients = self.layout.fields[: len(trained)]
-        self._others = self.layout.fields[len(trained) : -1]
-        last = self.layout.fields[-1]
-        self.lengths = dict(self.layout.lengths)  # of the vectors on the devices, which have no sums
-        self.lengths[last.dtype] = last.offset
-        self.lengths = {dtype: length for dtype, length in self.lengths.items() if length}
+        self._others = self.layout.fields[len(trained) :]
 
-    def vectors(
-        self, gradients: Any, others: Any, differs: tuple[bool, ...], fraction: Any, first: Any
-    ) -> dict[str, Any]:
-        """A leaf's vectors: gradients as they are, other floats in their share, whole numbers from shard 0."""
+    def pack(self, gradients: Any, others: Any, differs: tuple[bool, ...], fraction: Any, first: Any) -> dict[str, Any]:
+        """Returns the vectors of one shard's partial sum.
+
+        They have the gradients, the untrained floats multiplied by the shard's fraction of the batch, and the untrained
+        integers of shard 0 (`first`), for which all other shards have zeros.
+        """
         values = [leaf.reshape(-1) for leaf in jax.tree.leaves(gradients)]
         kept = jax.tree.leaves(others)
-        for index, place in zip(self._averaged, self._others, strict=True):
+        for index, field in zip(self._averaged, self._others, strict=True):
             value = kept[index].reshape(-1)
             if not differs[index]:
-                value = jnp.zeros(place.size, place.dtype)
+                value = jnp.zeros(field.size, field.dtype)
             elif jnp.issubdtype(value.dtype, jnp.floating):
-                value = value.astype(place.dtype)
-                value = value if fraction is None else value * fraction.astype(place.dtype)
+                value = value.astype(field.dtype)
+                value = value if fraction is None else value * fraction.astype(field.dtype)
             else:
-                value = jnp.where(first, _whole(value, place.dtype), 0)
+                value = jnp.where(first, _to_sum_dtype(value, field.dtype), 0)
             values.append(value)
-        parts: dict[str, list[Any]] = {dtype: [] for dtype in self.lengths}
-        ends = dict.fromkeys(self.lengths, 0)
-        for value, place in zip(values, [*self._gradients, *self._others], strict=True):
-            gap = place.offset - ends[place.dtype]
-            parts[place.dtype] += [jnp.zeros(gap, place.dtype)] if gap else []
-            parts[place.dtype].append(value.astype(place.dtype))
-            ends[place.dtype] = place.offset + place.size
-        for dtype, length in self.lengths.items():
-            gap = length - ends[dtype]
-            parts[dtype] += [jnp.zeros(gap, dtype)] if gap else []
-        return {dtype: jnp.concatenate(each) for dtype, each in parts.items()}
+        lengths = self.layout.lengths
+        parts: dict[str, list[tuple[int, Any]]] = {dtype: [] for dtype in lengths}
+        for value, field in zip(values, self.layout.fields, strict=True):
+            parts[field.dtype].append((field.offset, value.astype(field.dtype)))
+        return {dtype: join(each, lengths[dtype]) for dtype, each in parts.items()}
 
-    def gradients(self, vectors: Mapping[str, Any], divisor: Any) -> Any:
-        """The gradients, divided unless `divisor` is None, in the nest and the types of the parameters."""
+    def read_gradients(self, vectors: Mapping[str, Any], divisor: Any) -> Any:
+        """Returns the gradients as a pytree like the parameters, of the same types, divided by `divisor` if given."""
         leaves = []
-        for place, leaf in zip(self._gradients, jax.tree.leaves(self._params), strict=True):
-            value = _read(vectors, place)
-            if divisor is not None:  # by one number, XLA would multiply by its reciprocal
+        for field, leaf in zip(self._gradients, jax.tree.leaves(self._params), strict=True):
+            value = _read_field(vectors, field)
+            if divisor is not None:  # XLA multiplies by the reciprocal of a scalar
                 value = value / barrier(jnp.full_like(value, divisor))
             leaves.append(value.astype(leaf.dtype))
-        return named_pytrees.refilled(self._params, leaves)
+        return named_pytrees.replace_leaves(self._params, leaves)
 
-    def kept(self, rest: Any, others: Any, differs: tuple[bool, ...]) -> Any:
-        """The other variables after a step of one shard: those that it has changed, the rest as they were."""
+    def replace_changed(self, rest: Any, others: Any, differs: tuple[bool, ...]) -> Any:
+        """Returns the untrained variables after a step of one shard; unchanged variables keep their arrays."""
         leaves, fresh = jax.tree.leaves(rest), jax.tree.leaves(others)
         for index in self._averaged:
             if differs[index]:
                 leaves[index] = fresh[index].astype(leaves[index].dtype)
-        return named_pytrees.refilled(rest, leaves)
+        return named_pytrees.replace_leaves(rest, leaves)
 
-    def others(self, vectors: Mapping[str, Any], rest: Any, differs: tuple[bool, ...]) -> Any:
-        """The other variables, those that a shard has changed averaged."""
+    def read_others(self, vectors: Mapping[str, Any], rest: Any, differs: tuple[bool, ...]) -> Any:
+        """Returns the untrained variables; variables that have changed get their averages from the vectors."""
         leaves = jax.tree.leaves(rest)
-        for index, place in zip(self._averaged, self._others, strict=True):
+        for index, field in zip(self._averaged, self._others, strict=True):
             if differs[index]:
-                leaves[index] = _unwhole(_read(vectors, place), leaves[index].dtype)
-        return named_pytrees.refilled(rest, leaves)
+                leaves[index] = _from_sum_dtype(_read_field(vectors, field), leaves[index].dtype)
+        return named_pytrees.replace_leaves(rest, leaves)
 
 
 def read_floats(rest: Any, changed: Iterable[bool], writable: bool) -> list[AveragedArray]:
-    """Copy the float variables that a shard changes; `writable` if the script can write to them too."""
+    """Returns copies of the float variables that a shard changes; `writable` says whether the script can write them."""
     return [
         AveragedArray(f"rest.{name}", name, np.asarray(leaf), writable)
-        for (name, leaf), differs in zip(named_pytrees.named(rest).items(), changed, strict=True)
+        for (name, leaf), differs in zip(named_pytrees.name_leaves(rest).items(), changed, strict=True)
         if differs and _kind(leaf) == "real"
     ]
 
 
 def check_trained(trained: Mapping[str, Any]) -> None:
-    """Refuses parameters that have no gradient in real numbers."""
+    """Raises ModelError if there are no parameters, or if a parameter is not of a real floating type."""
     if not trained:
-        raise ModelError("Training needs a parameter to train. Got a model without any. Give it one.")
+        raise ModelError("The model has no parameters to train. Add a layer or a parameter, or unfreeze some.")
     for name, leaf in trained.items():
         if named_pytrees.is_key(leaf) or not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ModelError(
-                f"Parameters are real numbers. Got {leaf.dtype} at {name!r}. Keep it among the other variables."
+                f"The parameter {name!r} has the type {leaf.dtype}, but a trained parameter must be a real float. "
+                "Create it as a float, or as a variable that is not trained."
             )
 
 
 def _kind(leaf: Any) -> str:
-    """Keys, complex numbers, real ones or whole ones."""
+    """Returns whether an array is "real", "complex" or "integer", or has random "keys"."""
     if named_pytrees.is_key(leaf):
         return "keys"
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return "complex"
-    return "real" if jnp.issubdtype(leaf.dtype, jnp.floating) else "whole"
+    return "real" if jnp.issubdtype(leaf.dtype, jnp.floating) else "integer"
 
 
-def _adds_up(leaf: Any) -> bool:
-    """Whether a variable goes through the tree; keys and complex constants are left alone."""
-    return _kind(leaf) in ("real", "whole")
+def _describe(leaf: Any) -> Any:
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(leaf.shape, leaf.dtype)
 
 
-def _read(vectors: Mapping[str, Any], place: Field) -> Any:
-    return vectors[place.dtype][place.offset : place.offset + place.size].reshape(place.shape)
+def _is_averaged(leaf: Any) -> bool:
+    """Returns whether shards add this variable in the tree; they do not for random keys and complex numbers."""
+    return _kind(leaf) in ("real", "integer")
 
 
-def _whole(value: Any, dtype: str) -> Any:
-    """Whole numbers in the type in which they are added; unsigned ones keep their bits."""
+def _read_field(vectors: Mapping[str, Any], field: Field) -> Any:
+    return vectors[field.dtype][field.offset : field.offset + field.size].reshape(field.shape)
+
+
+def _to_sum_dtype(value: Any, dtype: str) -> Any:
+    """Returns integers in the dtype in which they are added; unsigned integers keep their bits."""
     if value.dtype in (jnp.uint32, jnp.uint64):
         return jax.lax.bitcast_convert_type(value, dtype)
     return value.astype(dtype)
 
 
-def _unwhole(value: Any, dtype: Any) -> Any:
+def _from_sum_dtype(value: Any, dtype: Any) -> Any:
     if dtype in (jnp.uint32, jnp.uint64):
         return jax.lax.bitcast_convert_type(value, dtype)
     return value.astype(dtype)

@@ -1,7 +1,7 @@
-"""Keras 3: one adapter over the backends that Keras itself runs on.
+"""Keras 3 on TensorFlow, PyTorch and JAX.
 
-What is Keras's own (losses, metrics, seed generators, names) is written once, with
-Keras; TensorFlow, PyTorch and JAX compute, add and step through their own backends.
+What belongs to Keras (losses, metrics, seed generators, names) is written once, with Keras's
+own functions. The frameworks' backends compute shards, add partial sums and update.
 """
 
 import importlib
@@ -21,46 +21,47 @@ joins = True
 
 
 def available() -> list[str]:
-    """The accelerators of this host, as the framework beneath sees them."""
-    return _beneath().available()
+    """Returns the accelerators of this host, as listed by the framework on which Keras runs."""
+    return _import_framework().available()
 
 
 def name(device: Any) -> str:
-    """As the framework beneath names it."""
-    return _beneath().name(device)
+    """Returns the framework's name for a device."""
+    return _import_framework().name(device)
 
 
 def initial_seed() -> int:
-    """The seed of `keras.utils.set_random_seed`; without one, that of the framework beneath."""
-    seed = rng.global_seed()
-    return _beneath().initial_seed() if seed is None else seed
+    """Returns the seed of `keras.utils.set_random_seed`, or the framework's own seed if it was not called."""
+    seed = rng.read_global_seed()
+    return _import_framework().initial_seed() if seed is None else seed
 
 
 def variables(devices: Sequence[str]) -> Mapping[str, str]:
-    """What the framework beneath needs; and the choice of it, for processes to come."""
+    """Returns the environment variables that the framework needs and, for worker processes, KERAS_BACKEND."""
     chosen = {"KERAS_BACKEND": keras.config.backend()} if len(processes(devices)) > 1 else {}
-    return {**chosen, **_beneath().variables(devices)}
+    return {**chosen, **_import_framework().variables(devices)}
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
-    """The framework's own backend over the model."""
+    """Returns the backend that trains a Keras model on the framework on which Keras runs."""
     recipe = adopt(recipe)
     backend: Backend = importlib.import_module(f"{__name__}.on_{keras.config.backend()}").open(recipe, devices)
     return backend
 
 
 def processes(devices: Sequence[str]) -> list[list[str]]:
-    """As the framework beneath drives its devices."""
-    return _beneath().processes(devices)
+    """Returns the devices of each process, as the framework drives them."""
+    return _import_framework().processes(devices)
 
 
-def _beneath() -> Module:
+def _import_framework() -> Module:
+    """Returns the backend module of the framework that Keras runs on."""
     name = keras.config.backend()
     try:
         module: Any = importlib.import_module(f"lockstep.backends.{name}")
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"Keras on {name} is driven with {error.name}, which is not installed. "
+            f"Lockstep needs {error.name} to train Keras models on {name}, but {error.name} is not installed. "
             f'Use pip install "lockstep-train[{name}]".'
         ) from None
     return module  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""Adoption: what `wrap` was given, and what `compile` had, as one recipe.
+"""Combines the arguments of `wrap` and of the model's `compile` into one recipe.
 
-A Keras model carries its optimizer, loss and metrics. What `wrap` is given takes their
-place in the model itself, so that `trainer.model` is compiled as it was trained.
+A compiled Keras model has an optimizer, a loss and metrics. Arguments of `wrap` replace
+these in the model itself, so that `trainer.model` is compiled as it was trained.
 """
 
 from dataclasses import replace
@@ -17,19 +17,21 @@ from lockstep.errors import ModelError
 
 
 def adopt(recipe: Recipe) -> Recipe:
-    """The recipe with whatever the model was compiled with."""
+    """Returns the recipe completed with the optimizer and the loss that the model was compiled with."""
     model = recipe.model
     check_model(model)
     check_metrics(recipe.metrics)
-    metrics = _metrics(recipe.metrics)
+    _check_no_lockstep_metrics(recipe.metrics)
+    metrics = recipe.metrics or None  # as `compile` takes them
     if metrics and isinstance(recipe.loss, Objective):
         raise ModelError(
-            "Metrics compare outputs and targets, and an objective tells neither. "
-            f"Got metrics={recipe.metrics!r} beside one. Let it return its own: return loss, {{'name': value}}."
+            f"metrics={recipe.metrics!r} cannot be used with an objective: metrics compare outputs with targets, and "
+            "Lockstep does not know the outputs of an objective. Return the metrics from the objective: "
+            "return loss, {'name': value}."
         )
     before = model if getattr(model, "compiled", False) else None
-    if not _is_compiled_so(recipe, before) or metrics:
-        losses, measures = getattr(before, "_compile_loss", None), getattr(before, "_compile_metrics", None)
+    if not _is_compiled_with(recipe, before) or metrics:
+        losses, compiled_metrics = getattr(before, "_compile_loss", None), getattr(before, "_compile_metrics", None)
         optimizer = recipe.optimizer or getattr(before, "optimizer", None)
         loss = None if isinstance(recipe.loss, Objective) else recipe.loss or getattr(before, "loss", None)
         if optimizer is not None:
@@ -37,39 +39,38 @@ def adopt(recipe: Recipe) -> Recipe:
                 optimizer,
                 loss,
                 loss_weights=getattr(losses, "_user_loss_weights", None),
-                metrics=metrics or getattr(measures, "_user_metrics", None),
-                weighted_metrics=getattr(measures, "_user_weighted_metrics", None),
+                metrics=metrics or getattr(compiled_metrics, "_user_metrics", None),
+                weighted_metrics=getattr(compiled_metrics, "_user_weighted_metrics", None),
                 auto_scale_loss=before is None or isinstance(before.optimizer, keras.optimizers.LossScaleOptimizer),
             )
     check_compiled(model)
     compiled = getattr(model, "_compile_metrics", None)
     check_metrics([getattr(compiled, name, None) or () for name in ("_user_metrics", "_user_weighted_metrics")])
     loss = recipe.loss or model.loss
-    habits = Habits("keras", (Finishing,), lists=True)
+    habits = Habits("keras", (FinalizeVariables,), lists=True)
     return replace(recipe, optimizer=model.optimizer, loss=loss, metrics=(), habits=habits)
 
 
-class Finishing(keras.callbacks.Callback):  # type: ignore[misc]  # without stubs it is Any
-    """What Keras's own `fit` ends with: where the optimizer averages weights, these take the place of the last ones."""
+class FinalizeVariables(keras.callbacks.Callback):  # type: ignore[misc]  # without stubs it is Any
+    """Replaces the weights with their averages at the end of training, as Keras does with `use_ema=True`."""
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Before any callback of the script hears of the end."""
+        """Writes the averages into the weights; called before the script's own callbacks."""
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
 
 
-def _is_compiled_so(recipe: Recipe, before: Any) -> bool:
-    """Whether what was given is what the model was compiled with."""
+def _is_compiled_with(recipe: Recipe, before: Any) -> bool:
+    """Returns whether the model was compiled with the optimizer and the loss that were given."""
     given = (recipe.optimizer, "optimizer"), (recipe.loss, "loss")
     return all(each is None or (before is not None and each is getattr(before, name)) for each, name in given)
 
 
-def _metrics(metrics: Any) -> Any:
-    """Metrics as `compile` takes them."""
-    found = list(metrics.values() if isinstance(metrics, dict) else metrics)
-    for metric in found:
+def _check_no_lockstep_metrics(metrics: Any) -> None:
+    """Raises ModelError if one of the metrics is a `lockstep.Metric`."""
+    for metric in metrics.values() if isinstance(metrics, dict) else metrics:
         if isinstance(metric, Metric):
             raise ModelError(
-                f"A Keras model's metrics are Keras's: names, functions of (y_true, y_pred) or keras.metrics. "
-                f"Got lockstep.Metric {metric.name!r}. Give one of these, or return it from an objective."
+                f"The lockstep.Metric {metric.name!r} cannot be used with a Keras model. Use a Keras metric (a name, a "
+                "function of (y_true, y_pred) or an object of keras.metrics), or return the value from an objective: "
+                "return loss, {'name': value}."
             )
-    return metrics or None

@@ -1,9 +1,9 @@
-"""Customs: the script's own functions and classes in a model's configuration, carried along as they are.
+"""The functions and classes of the script in a model's configuration.
 
-A configuration names a function or a class and leaves it to the reader to find it. A worker
-finds Keras's own. Everything else gets a name of its own while the configuration is
-written, and travels beside it under that name; lambdas too, for Keras's own way with them loses
-the names that they use.
+A configuration contains only the names of functions and classes. A worker finds Keras's own
+objects by name. All other objects get a new name while the configuration is written, and are
+sent with it. This includes lambdas: Keras's own serialization of a lambda loses the
+variables that the lambda uses.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from keras.src.saving.serialization_lib import SafeModeScope
 from keras.src.utils import python_utils
 
 
-class Customs(dict[str, Any]):
-    """What is carried, by name."""
+class CustomObjects(dict[str, Any]):
+    """The functions and classes that are sent with a configuration, by name."""
 
-    def name(self, each: Any) -> str:
-        """The name under which it is carried."""
+    def add(self, each: Any) -> str:
+        """Adds a function or a class if it is new; returns its name."""
         for name, known in self.items():
             if known is each:
                 return name
@@ -30,31 +30,32 @@ class Customs(dict[str, Any]):
 
 
 @contextmanager
-def collected() -> Iterator[Customs]:
-    """Inside, what configurations name and Keras does not have is collected."""
-    found = Customs()
+def collect() -> Iterator[CustomObjects]:
+    """Collects the script's functions and classes in all configurations that are written inside this context."""
+    collected = CustomObjects()
     with (
-        _replaced(object_registration, "GLOBAL_CUSTOM_NAMES", _Names(found)),
-        _replaced(python_utils, "func_dump", lambda function: (found.name(function), None, None)),
+        _replace_attribute(object_registration, "GLOBAL_CUSTOM_NAMES", _CustomNames(collected)),
+        _replace_attribute(python_utils, "func_dump", lambda function: (collected.add(function), None, None)),
     ):
-        yield found
+        yield collected
 
 
 @contextmanager
-def known(customs: Customs) -> Iterator[None]:
-    """Inside, configurations find what was carried."""
+def use(objects: CustomObjects) -> Iterator[None]:
+    """Lets configurations that are read inside this context find these functions and classes."""
 
     def load(code: Any, *rest: Any, **more: Any) -> Any:
-        return customs[code if isinstance(code, str) else code[0]]
+        return objects[code if isinstance(code, str) else code[0]]
 
-    # A worker trusts what its own script has sent.
-    with keras.saving.custom_object_scope(customs), SafeModeScope(False), _replaced(python_utils, "func_load", load):
+    # Safe mode refuses lambdas, which could come from an unknown file. Here all objects come from the same script.
+    replaced = _replace_attribute(python_utils, "func_load", load)
+    with keras.saving.custom_object_scope(objects), SafeModeScope(False), replaced:
         yield
 
 
 @contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, another object of this name."""
+def _replace_attribute(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute of a module inside this context; restores it afterwards."""
     before = getattr(module, name)
     setattr(module, name, value)
     try:
@@ -63,20 +64,20 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
         setattr(module, name, before)
 
 
-class _Names(dict[Any, str]):
-    """A name for everything that is not Keras's own."""
+class _CustomNames(dict[Any, str]):
+    """The names of registered objects, and of all classes and functions that are defined outside of Keras."""
 
-    def __init__(self, customs: Customs) -> None:
+    def __init__(self, objects: CustomObjects) -> None:
         super().__init__(object_registration.GLOBAL_CUSTOM_NAMES)
-        self._customs = customs
+        self._objects = objects
 
     def __contains__(self, each: object) -> bool:
-        return is_script_s(each) or super().__contains__(each)
+        return is_custom(each) or super().__contains__(each)
 
     def __getitem__(self, each: Any) -> str:
-        return self._customs.name(each) if is_script_s(each) else super().__getitem__(each)
+        return self._objects.add(each) if is_custom(each) else super().__getitem__(each)
 
 
-def is_script_s(each: Any) -> bool:
-    """Whether a class or a function is the script's own, not Keras's."""
+def is_custom(each: Any) -> bool:
+    """Returns whether a class or a function is defined outside of Keras."""
     return str(getattr(each, "__module__", None)).partition(".")[0] not in ("keras", "builtins")

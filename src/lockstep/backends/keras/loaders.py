@@ -1,4 +1,4 @@
-"""Sources: the data containers that Keras takes whatever it runs on."""
+"""Sources for the datasets that Keras takes on every framework."""
 
 import sys
 from collections.abc import Iterator
@@ -7,25 +7,25 @@ from typing import Any
 
 import keras
 
-from lockstep.core.batches import top
+from lockstep.core.batches import restore_tuples
 from lockstep.core.permutation import order
 
 
-def of(data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
-    """A source for a `keras.utils.PyDataset` or a `tf.data.Dataset`; None for anything else."""
+def make_source(data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
+    """Returns a source that reads a `keras.utils.PyDataset` or a `tf.data.Dataset`; None for any other data."""
     if isinstance(data, keras.utils.PyDataset):
         return PyDatasetSource(data, shuffle, seed)
-    if "tensorflow" not in sys.modules:  # no data set of TensorFlow's without it
+    if "tensorflow" not in sys.modules:  # then it cannot be a dataset of TensorFlow
         return None
     from lockstep.backends.tensorflow import loaders
 
-    return loaders.of(data, batch_size, shuffle, seed)
+    return loaders.make_source(data, batch_size)
 
 
 class PyDatasetSource:
-    """Batches by index, in the order of (seed, epoch) where shuffled.
+    """The batches of a PyDataset by index; if shuffled, in an order that follows from seed and epoch.
 
-    Its `on_epoch_end` is called between epochs; a run that is resumed makes up for those it missed.
+    The dataset's `on_epoch_end` is called between epochs. A resumed run first calls it once for every earlier epoch.
     """
 
     once = False
@@ -35,28 +35,28 @@ class PyDatasetSource:
 
     def __init__(self, data: Any, shuffle: bool, seed: int) -> None:
         self._data, self._shuffle, self._seed = data, shuffle, seed
-        self._ended = 0  # epochs that the data set was told of
+        self._num_ended = 0  # the epochs for which `on_epoch_end` was called
         self.num_steps: int | None = data.num_batches
         self.endless = self.num_steps is None
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """The batches of the epoch from `start` on."""
-        for _ in range(self._ended, index):
+        """Yields the batches of the epoch from `start` on."""
+        for _ in range(self._num_ended, index):
             self._data.on_epoch_end()
-        self._ended = max(index, self._ended)
+        self._num_ended = max(index, self._num_ended)
         steps = self.num_steps
-        found = order(self._seed, index, steps) if self._shuffle and steps is not None else None
+        permutation = order(self._seed, index, steps) if self._shuffle and steps is not None else None
         for number in count(start) if steps is None else range(start, steps):
-            place = number if found is None else int(found.between(number, number + 1)[0])
-            yield top(_plain(self._data[place]))
+            batch_index = number if permutation is None else int(permutation.between(number, number + 1)[0])
+            yield restore_tuples(_drop_none(self._data[batch_index]))
 
     def state(self) -> Any:
-        """A data set says nothing."""
+        """Returns None, because a dataset has no state to save."""
         return None
 
 
-def _plain(batch: Any) -> Any:
-    """A batch as Keras takes it, (x, y) or (x, y, w), where the rest may be None."""
+def _drop_none(batch: Any) -> Any:
+    """Returns a batch (x, y, w) without the entries at its end that are None."""
     if not isinstance(batch, tuple | list):
         return batch
     parts = list(batch)

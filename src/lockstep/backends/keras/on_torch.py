@@ -1,12 +1,12 @@
-"""Keras on PyTorch: the compiled model as a torch module, with the PyTorch backend's processes, tree and steps.
+"""Keras on PyTorch: a compiled model as a torch module and a torch optimizer of the PyTorch backend.
 
-The module holds the model's own tensors: weights as its parameters, running statistics
-as its buffers. So what the PyTorch backend restores, averages, compares and sends is
-what the model computes with.
+The module's parameters are the tensors of the model's weights, and its buffers are the
+tensors of the running statistics. So the PyTorch backend restores, averages, compares and
+sends the tensors with which the model computes.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,77 +16,113 @@ import numpy as np
 import torch
 from torch import nn
 
-from lockstep.backends.base import Array, Backend, Node, Recipe, State, Work
+from lockstep.backends import keras_optimizer_state
+from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.change_detector import ChangeDetector
 from lockstep.backends.keras import loaders, losses, pickling
-from lockstep.backends.keras.compiled import Compiled, Values, parts
 from lockstep.backends.keras.optimizer_variables import OptimizerVariables
-from lockstep.backends.keras.unsupported import check_built, check_precision, check_scale
-from lockstep.backends.torch import rng
+from lockstep.backends.keras.stateless_model import CompiledModel, VariableValues, split_batch
+from lockstep.backends.keras.unsupported import check_built, check_loss_scale, check_precision
 from lockstep.backends.torch.backend import TorchBackend
 from lockstep.backends.torch.losses import WEIGHING
-from lockstep.core.metrics import Column, Metric
+from lockstep.backends.torch.shard_program import ShardProgram
+from lockstep.core.metrics import Column, Sums
 from lockstep.core.reduction import Criterion
-from lockstep.core.shard_sums import CUSTOM_SUMS
+from lockstep.core.shard_sums import Summand, list_loss_parts
 from lockstep.core.state import OPTIMIZER, check_state
+from lockstep.core.types import Array, PartialSum, Work
 from lockstep.core.weighing import Share, Term
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
-    """The PyTorch backend over the model, with the one replica of this process."""
-    check_scale(recipe.optimizer)
+    """Returns the backend that trains a Keras model on PyTorch, with the one replica of this process."""
+    check_loss_scale(recipe.optimizer)
     (device,) = devices
     return KerasOnTorch(recipe, device)
 
 
-class Net(nn.Module):
-    """A Keras model's own tensors as a torch module's."""
+class KerasTorchModule(nn.Module):
+    """A torch module with the tensors of a Keras model."""
 
-    def __init__(self, compiled: Compiled) -> None:
+    def __init__(self, compiled: CompiledModel) -> None:
         super().__init__()
         self._compiled = compiled
-        self.variables = {name.replace(".", "_"): variable for name, variable in compiled.weights().items()}
+        self.variables = {name.replace(".", "_"): variable for name, variable in compiled.weights.items()}
         for name, variable in self.variables.items():
             self.register_parameter(name, variable.value)
-        for name, variable in compiled.kept().items():
-            self._buffers[name.replace(".", "_")] = variable.value  # the tensor itself, so that both see every write
+        for name, variable in compiled.statistics.items():
+            # The tensor itself: the model reads what the backend writes to the buffer, and the other way round.
+            self._buffers[name.replace(".", "_")] = variable.value
 
-    def values(self) -> Values:
-        """What a shard starts from; the generators' seeds come from torch's, which is seeded for each shard."""
-        kept = [variable.value.detach().clone() for variable in self._compiled.kept().values()]
-        seeds = [torch.randint(1 << 31, (2,)) for _ in self._compiled.generators()]
-        states = [seed.to(each.value.dtype) for seed, each in zip(seeds, self._compiled.generators(), strict=True)]
-        return Values([variable.value for variable in self._compiled.trained().values()], kept, states)
+    def read_values(self) -> VariableValues:
+        """Returns the values that a shard starts with; seeds come from torch's generator, which each shard seeds."""
+        statistics = [variable.value.detach().clone() for variable in self._compiled.statistics.values()]
+        seeds = [torch.randint(1 << 31, (2,)) for _ in self._compiled.generators]
+        states = [seed.to(each.value.dtype) for seed, each in zip(seeds, self._compiled.generators, strict=True)]
+        return VariableValues([variable.value for variable in self._compiled.trainable.values()], statistics, states)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The model's outputs; Keras takes several inputs as one nest."""
+        """Computes the model's outputs; Keras takes several inputs as one tuple or dict."""
         given = named or (inputs if len(inputs) > 1 else inputs[0])
-        values = self.values()
-        outputs, kept = self._compiled.called(values, given, self.training)
-        self.keep(values, kept)
+        values = self.read_values()
+        outputs, statistics = self._compiled.call_with(values, given, self.training)
+        self.write_statistics(values, statistics)
         return outputs
 
-    def keep(self, values: Values, kept: Sequence[Any]) -> None:
-        """Puts the running statistics that a shard leaves into the module's buffers."""
+    def write_statistics(self, before: VariableValues, after: Sequence[Any]) -> None:
+        """Writes the running statistics that a shard has changed into the module's buffers."""
         with torch.no_grad():
-            for variable, before, now in zip(self._compiled.kept().values(), values.kept, kept, strict=True):
-                if now is not before:
-                    variable.value.copy_(now)
+            for variable, old, new in zip(self._compiled.statistics.values(), before.statistics, after, strict=True):
+                if new is not old:
+                    variable.value.copy_(new)
 
 
-class Stepper(torch.optim.Optimizer):
-    """A Keras optimizer behind torch's face."""
+class KerasTorchOptimizer(torch.optim.Optimizer):
+    """A Keras optimizer with the interface of a torch optimizer."""
 
-    def __init__(self, net: Net, optimizer: Any) -> None:
-        super().__init__(net.parameters(), {})
-        self._net = net
+    def __init__(self, module: KerasTorchModule, optimizer: Any) -> None:
+        super().__init__(module.parameters(), {})
+        self._module = module
         self._optimizer = optimizer
 
     def step(self, closure: Any = None) -> Any:
-        """Keras's own update of those variables that have a gradient."""
-        used = [variable for variable in self._net.variables.values() if variable.value.grad is not None]
+        """Makes Keras's update of the variables that have a gradient."""
+        used = [variable for variable in self._module.variables.values() if variable.value.grad is not None]
         with torch.no_grad():
             self._optimizer.apply([variable.value.grad for variable in used], used)
+
+
+class KerasTorchProgram(ShardProgram):
+    """The loss and the metrics with which a Keras model was compiled."""
+
+    attribute_advice = "Make it a weight of the layer: self.add_weight(shape, trainable=False)"
+    is_prepared = False
+
+    def __init__(self, compiled: CompiledModel) -> None:
+        self._compiled = compiled
+        self.compute = self._compute
+        self.metrics = ()
+        self.room = compiled.room
+        self.reads_model_loss = False
+
+    def prepare(self, batch: Any) -> None:
+        """Creates the variables of the compiled metrics."""
+        self._compiled.prepare(batch)
+        self.is_prepared = True
+
+    def _compute(self, model: Any, batch: Any, share: Share) -> Term:
+        """Computes the loss and the metrics of one shard; writes its running statistics into the module's buffers."""
+        values = model.read_values()
+        result = self._compiled.compute(values, batch, model.training)
+        model.write_statistics(values, result.statistics)
+        share = share._replace(summed=share.summed and split_batch(batch)[2] is None)
+        loss = result.loss, result.extra_loss, result.counted
+        return losses.weigh(WEIGHING, self._compiled.model, *loss, share, outputs=result.sums)
+
+    def measure(self, term: Term, examples: int) -> tuple[list[Summand], list[Column]]:
+        """Returns the loss and the variables of the metrics, which are sums."""
+        sums = [Summand(torch.as_tensor(each, dtype=torch.float64)) for each in term.outputs]
+        return [*list_loss_parts(term), *sums], self._compiled.metrics.columns()
 
 
 class KerasOnTorch(TorchBackend):
@@ -94,138 +130,97 @@ class KerasOnTorch(TorchBackend):
 
     def __init__(self, recipe: Recipe, device: str) -> None:
         check_precision(recipe)
-        check_built(recipe.model, "when it is wrapped, on PyTorch")
-        compiled = Compiled(recipe.model, recipe.loss)
+        check_built(recipe.model, "Keras on PyTorch")
+        compiled = CompiledModel(recipe.model, recipe.loss)
         if not recipe.optimizer.built:
             recipe.optimizer.build(recipe.model.trainable_variables)
-        net = Net(compiled)
-        # Under an objective the compiled metrics are not computed: it returns its own.
-        held = _places(-(-compiled.room // CUSTOM_SUMS)) if compiled.objective is None else []
-        inner = replace(recipe, model=net, optimizer=Stepper(net, recipe.optimizer), metrics=held)
-        super().__init__(replace(inner, loss=compiled.objective), device)
+        module = KerasTorchModule(compiled)
+        optimizer = KerasTorchOptimizer(module, recipe.optimizer)
+        inner = replace(recipe, model=module, optimizer=optimizer, loss=compiled.objective, metrics=())
+        # An objective returns its own metrics, and the compiled metrics are not computed.
+        super().__init__(inner, device, KerasTorchProgram(compiled) if compiled.objective is None else None)
         self.versions = {**self.versions, "keras": keras.__version__}
-        self._outer = recipe
+        self._keras_recipe = recipe
         self._compiled = compiled
         self._optimizer_variables = OptimizerVariables(compiled, recipe.optimizer)
-        self._writes = ChangeDetector(self._read_marks)
-        self._prepared = False
-        self._shards._kept.way_out = "Make it a weight of the layer: self.add_weight(shape, trainable=False)"
-        if compiled.objective is None:
-            self._shards._term = self._term
+        self._writes = ChangeDetector(self._read_versions)
 
-    def computing(self, work: Work) -> AbstractContextManager[None]:
-        """As torch's, with the model as the script has it now."""
-        self._compiled.look()
-        return super().computing(work)
-
-    def _term(self, net: Any, batch: Any, share: Share) -> Term:
-        """The loss of one shard, its metrics, and its running statistics in the module's buffers."""
-        compiled = self._compiled
-        if not self._prepared:
-            with rng.borrowed(self._device):  # or the first shard of each process would draw other numbers
-                compiled.prepare(batch)
-            self._shards._kept.accept()
-            self._prepared = True
-        values = net.values()
-        outcome = compiled.run(values, batch, net.training)
-        net.keep(values, outcome.kept)
-        with torch.no_grad():
-            sums = [torch.as_tensor(each).double().reshape(-1) for each in outcome.sums]
-            vector = torch.cat([*sums, torch.empty(0, dtype=torch.float64)])
-        share = share._replace(summed=share.summed and parts(batch)[2] is None)
-        values = outcome.value, outcome.extra, outcome.counted
-        return losses.weigh(WEIGHING, compiled.model, *values, share, outputs=vector, targets=vector)
-
-    @property
-    def columns(self) -> Sequence[Column]:
-        """The metrics as Keras names them."""
-        return super().columns if self._compiled.objective is not None else self._compiled.measures.columns()
+    @contextmanager
+    def computing(self, work: Work) -> Iterator[None]:
+        """Finds which variables are trainable now, then opens the PyTorch backend's context."""
+        self._compiled.refresh()
+        with super().computing(work):
+            yield
 
     @property
     def criterion(self) -> Criterion | None:
-        """The compiled loss, if it does not say how the examples count."""
-        found = self._compiled.criterion
-        return None if found is None else partial(self._judged, found)
+        """The compiled loss as a function of (outputs, targets); None if its reduction is known."""
+        criterion = self._compiled.criterion
+        return None if criterion is None else partial(self._compute_criterion, criterion)
 
     # -- state
 
-    def state(self) -> State:
-        """The module's tensors, and the Keras optimizer's."""
-        own = {name: array for name, array in super().state().items() if not name.startswith(OPTIMIZER)}
+    def state_tensors(self) -> dict[str, Any]:
+        """Returns the module's tensors, and a copy of the Keras optimizer's variables."""
+        own = {name: tensor for name, tensor in super().state_tensors().items() if not name.startswith(OPTIMIZER)}
         return own | self._optimizer_variables.read()
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Take over a whole state; one that does not fit changes nothing."""
+        """Writes a state into model and optimizer; raises StateError, and writes nothing, if the state does not fit."""
         model = {name: array for name, array in state.items() if not name.startswith(OPTIMIZER)}
         check_state(state, {**self._replica.specs(model), **self._optimizer_variables.specs()})
         super().load(model)
         self._optimizer_variables.write(state)
 
     def numbers(self) -> list[dict[str, Any]]:
-        """The numbers that the optimizer was made with."""
-        return self._optimizer_variables.numbers()
+        """Returns the optimizer's hyperparameters as a list of one group."""
+        return keras_optimizer_state.read_hyperparameters(self._keras_recipe.optimizer)
 
     def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
-        """Writes them into the optimizer."""
-        self._optimizer_variables.set_numbers(numbers)
+        """Sets the hyperparameters; with a learning-rate schedule, `lr` must be the schedule's present value."""
+        keras_optimizer_state.write_hyperparameters(self._keras_recipe.optimizer, numbers)
 
     def attributes(self) -> dict[str, Any]:
-        """What is frozen; of a layer's own numbers and words many are Keras's, such as its name."""
-        return {"trainable": self._compiled.trainable()}
+        """Returns which layers and variables are trainable, but no other attributes, many of which belong to Keras."""
+        return {"trainable": self._compiled.read_trainable_flags()}
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Writes them into the layers."""
-        self._compiled.set_trainable(attributes["trainable"])
+        """Freezes and unfreezes layers and variables as `attributes` says."""
+        self._compiled.write_trainable_flags(attributes["trainable"])
 
     def controls(self) -> Any:
-        """Torch's, the Keras optimizer's numbers, and what is frozen: a layer may compute otherwise then."""
-        return {**super().controls(), "numbers": self.numbers(), "trainable": self._compiled.trainable()}
+        """Returns PyTorch's controls, the hyperparameters, and which layers and variables are trainable."""
+        return {**super().controls(), "numbers": self.numbers(), **self.attributes()}
 
     def turn(self, controls: Any) -> None:
-        """Takes over the script's."""
+        """Applies the settings that `controls` has returned in the script's process."""
         super().turn(controls)
         self.set_numbers(controls["numbers"])
-        self._compiled.set_trainable(controls["trainable"])
+        self.set_attributes(controls)
 
     def touched(self) -> bool:
-        """Whether the script wrote to the model or to the optimizer's variables, which torch's optimizer knows not."""
-        own = self._writes.has_changed()  # both are asked, so that both know the present state
+        """Returns whether the script wrote to the model or to the Keras optimizer's variables."""
+        own = self._writes.has_changed()  # before `or`, because both detectors must read the current state
         return super().touched() or own
 
-    def update(self, total: Node, work: Work) -> None:
-        """As torch's; what the step itself has written counts as seen, where somebody asks."""
-        super().update(total, work)
+    def update(self, total: PartialSum, sums: Sums, work: Work) -> None:
+        """Makes the optimizer's step, whose own writes do not count as writes of the script."""
+        super().update(total, sums, work)
         self._writes.accept()
 
-    def _read_marks(self) -> list[tuple[int, int]]:
-        """Torch's counters of writes, and where the variables lie."""
-        values = [variable.value for variable in self._optimizer_variables.variables().values()]
+    def _read_versions(self) -> list[tuple[int, int]]:
+        """Returns the write counter and the address of each optimizer variable."""
+        values = [variable.value for variable in self._optimizer_variables.name_variables().values()]
         return [(value._version, value.data_ptr()) for value in values]
 
     def host(self, value: Any) -> Any:
-        """A tensor or a Keras variable as numpy."""
+        """Returns a tensor or a Keras variable as numpy, and any other value as it is."""
         return np.array(value.numpy()) if isinstance(value, keras.Variable) else super().host(value)
 
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
-        """A source for the data containers that Keras takes, torch's among them."""
-        return loaders.of(data, batch_size, shuffle, seed) or super().source(data, batch_size, shuffle, seed)
+        """Returns a source that reads a dataset of Keras, TensorFlow or PyTorch; None for any other data."""
+        return loaders.make_source(data, batch_size, shuffle, seed) or super().source(data, batch_size, shuffle, seed)
 
     def dump(self) -> bytes:
-        """The compiled model in one pickle."""
-        return pickling.dump(self._outer)
-
-
-def _places(count: int) -> list[Metric]:
-    """Metrics that hold the room of Keras's own: the first has all of their sums, the others none."""
-    return [
-        Metric(sums=_all if index == 0 else _none, result=lambda sums: 0.0, name=f"keras {index}")
-        for index in range(count)
-    ]
-
-
-def _all(outputs: Any, targets: Any) -> Any:
-    return outputs
-
-
-def _none(outputs: Any, targets: Any) -> Any:
-    return outputs[:0]
+        """Returns a pickle of the recipe with the Keras model, for a worker."""
+        return pickling.dump(self._keras_recipe)

@@ -1,6 +1,6 @@
-"""The variables of a Keras optimizer as part of the state, on whatever Keras runs on."""
+"""The variables of a Keras optimizer as part of the state, on every framework."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -8,46 +8,36 @@ import numpy as np
 from keras import ops
 
 from lockstep.backends import keras_optimizer_state
-from lockstep.backends.base import Array, State
-from lockstep.backends.keras.compiled import Compiled
+from lockstep.backends.keras.stateless_model import CompiledModel
 from lockstep.core.state import ArraySpec
+from lockstep.core.types import Array, State
 
 
 class OptimizerVariables:
-    """The variables of a compiled model's optimizer, without the learning rate, which is a plain number."""
+    """The variables of a compiled model's optimizer, without the learning rate, which is a hyperparameter."""
 
-    def __init__(self, compiled: Compiled, optimizer: Any) -> None:
+    def __init__(self, compiled: CompiledModel, optimizer: Any) -> None:
         self._compiled = compiled
         self._optimizer = optimizer
 
-    def variables(self) -> dict[str, Any]:
-        """Return the variables by their names in the state: a weight's name, then the variable's own."""
-        found = keras_optimizer_state.name_variables(self._optimizer, self._compiled.weights())
-        return {f"optimizer.{name}": variable for name, variable in found.items()}
+    def name_variables(self) -> dict[str, Any]:
+        """Returns the variables by their names in the state: a weight's name, then the variable's own."""
+        named = keras_optimizer_state.name_variables(self._optimizer, self._compiled.weights)
+        return {f"optimizer.{name}": variable for name, variable in named.items()}
 
     def read(self) -> State:
-        """Copy every variable."""
-        found = {name: np.array(ops.convert_to_numpy(each.value)) for name, each in self.variables().items()}
-        return {name: Array(data, data.dtype.name) for name, data in found.items()}
+        """Returns a numpy copy of every variable, by name."""
+        arrays = {name: np.array(ops.convert_to_numpy(each.value)) for name, each in self.name_variables().items()}
+        return {name: Array(data, data.dtype.name) for name, data in arrays.items()}
 
     def specs(self) -> dict[str, ArraySpec]:
-        """Describe the arrays that a saved state must have."""
-        found = self.variables().items()
-        return {name: ArraySpec(tuple(each.shape), keras.backend.standardize_dtype(each.dtype)) for name, each in found}
+        """Returns the shapes and dtypes that the arrays of a saved state must have."""
+        return {
+            name: ArraySpec(tuple(each.shape), keras.backend.standardize_dtype(each.dtype))
+            for name, each in self.name_variables().items()
+        }
 
     def write(self, state: Mapping[str, Array]) -> None:
-        """Write the arrays of a state that fits."""
-        for name, variable in self.variables().items():
+        """Writes the arrays of a state into the variables; the state was checked before."""
+        for name, variable in self.name_variables().items():
             variable.assign(state[name].data)
-
-    def numbers(self) -> list[dict[str, Any]]:
-        """Return one group: the learning rate, and every number that the optimizer was made with."""
-        return keras_optimizer_state.read_numbers(self._optimizer)
-
-    def constants(self) -> dict[str, Any]:
-        """Return the numbers that a traced update holds as constants."""
-        return keras_optimizer_state.read_constants(self._optimizer)
-
-    def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
-        """Write such numbers; if there is a schedule, it still sets the learning rate."""
-        keras_optimizer_state.set_numbers(self._optimizer, numbers)

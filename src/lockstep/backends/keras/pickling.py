@@ -1,9 +1,9 @@
-"""Pickling: a compiled model in one piece, as its configuration and its numbers.
+"""Pickles a compiled model as its configuration and the values of its variables.
 
-Keras's own pickle goes through a file format that forgets a loss's dtype and finds nothing
-that is not registered. Here layers travel as configurations, with what is the script's own in
-them, or by their attributes where one has no configuration; losses, metrics and learning-rate
-schedules travel as the objects they are.
+Keras's own pickle uses a file format that loses a loss's dtype and only finds registered
+classes. Here layers are pickled as configurations, together with the script's functions and
+classes in them. If any layer has no configuration, the whole model is pickled by its
+attributes. Losses, metrics and learning-rate schedules are pickled as objects.
 """
 
 import warnings
@@ -16,161 +16,164 @@ from keras.src.utils import tracking
 
 from lockstep.backends import pickling
 from lockstep.backends.base import Recipe
-from lockstep.backends.keras import custom_objects, values
+from lockstep.backends.keras import custom_objects, model_attributes
 from lockstep.errors import ModelError
 
 _REDUCTIONS: dict[type, pickling.Reduction] = {
     keras.losses.Loss: pickling.by_attributes,
     keras.metrics.Metric: pickling.by_attributes,
-    tracking.TrackedList: lambda value: (list, (list(value),)),  # they tell a tracker, which is not there yet
+    tracking.TrackedList: lambda value: (list, (list(value),)),  # a new TrackedList would need its tracker
     tracking.TrackedDict: lambda value: (dict, (dict(value),)),
     tracking.TrackedSet: lambda value: (set, (list(value),)),
 }
 
 
 def dump(recipe: Recipe) -> bytes:
-    """One pickle of the recipe."""
-    without = [layer for layer in _layers(recipe.model) if not values.has_configuration(layer)]
+    """Returns a pickle of the recipe for a worker; raises ModelError if the model cannot be pickled."""
+    without = [layer for layer in _list_layers(recipe.model) if not model_attributes.has_configuration(layer)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if not without:
-                return pickling.dump(Packed(recipe), _REDUCTIONS)
-            parts = values.Values()
-            data = pickling.dump(Packed(recipe, parts), parts.reductions())
-            parts.check_complete()
+                return pickling.dump(PickledRecipe(recipe), _REDUCTIONS)
+            attributes = model_attributes.ModelAttributes()
+            data = pickling.dump(PickledRecipe(recipe, attributes), attributes.reductions())
+            attributes.check_complete()
             return data
     except Exception as error:
         names = ", ".join(dict.fromkeys(type(layer).__name__ for layer in without))
-        rule = f"or by its attributes, for {names} has no get_config" if without else "which Keras makes of it"
+        how = f"by its attributes, because {names} has no get_config" if without else "by its configuration"
         raise ModelError(
-            f"A worker process gets the model by its configuration, {rule}. {recipe.model.name!r} cannot travel: "
-            f"{error}. Give {names or 'its classes'} a get_config, or use devices=1."
+            f"The model {recipe.model.name!r} cannot be sent to a worker process: it is pickled {how}, and this "
+            f"fails: {error}. Give {names or 'its classes'} a get_config, or use devices=1."
         ) from error
 
 
-class Packed:
-    """A recipe on its way; unpickled, it is the recipe."""
+class PickledRecipe:
+    """Pickles a recipe; unpickling gives the recipe itself."""
 
-    def __init__(self, recipe: Recipe, parts: values.Values | None = None) -> None:
+    def __init__(self, recipe: Recipe, attributes: model_attributes.ModelAttributes | None = None) -> None:
         self._recipe = recipe
-        self._parts = parts  # where the model has no configuration
+        self._attributes = attributes  # if the model has no configuration
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """How to make the recipe of its parts."""
+        """Returns the function that creates the recipe, and its arguments."""
         model, optimizer = self._recipe.model, self._recipe.optimizer
-        with custom_objects.collected() as carried:
-            config = None if self._parts else keras.saving.serialize_keras_object(model.get_config())
-            settings = _settings(optimizer)
+        with custom_objects.collect() as custom:
+            config = None if self._attributes else keras.saving.serialize_keras_object(model.get_config())
+            settings = _read_settings(optimizer)
         variables = model.variables
-        made = _Made(
-            model if self._parts else type(model),
+        model_parts = _ModelParts(
+            model if self._attributes else type(model),
             config,
-            None if self._parts else model.get_build_config(),
-            [layer.name for layer in _layers(model)],
+            None if self._attributes else model.get_build_config(),
+            [layer.name for layer in _list_layers(model)],
             [variable.path for variable in variables],
-            _values(variables),
+            _read_values(variables),
         )
-        places = {id(variable): place for place, variable in enumerate(variables)}
-        built = [places[id(variable)] for variable in optimizer._trainable_variables]
-        stepping = _Stepping(
-            type(optimizer), settings, built, _values(optimizer.variables), _spared(optimizer, variables)
+        indices = {id(variable): index for index, variable in enumerate(variables)}
+        built = [indices[id(variable)] for variable in optimizer._trainable_variables]
+        optimizer_parts = _OptimizerParts(
+            type(optimizer), settings, built, _read_values(optimizer.variables), _read_no_decay(optimizer, variables)
         )
         loss, metrics = model._compile_loss, model._compile_metrics
-        compiled = {
+        compile_args = {
             "loss": getattr(loss, "_user_loss", None),
             "loss_weights": getattr(loss, "_user_loss_weights", None),
             "metrics": getattr(metrics, "_user_metrics", None),
             "weighted_metrics": getattr(metrics, "_user_weighted_metrics", None),
         }
         recipe = replace(self._recipe, model=None, optimizer=None)
-        return _unpacked, (_defaults(), recipe, carried, made, stepping, compiled, self._parts)
+        parts = _read_defaults(), recipe, custom, model_parts, optimizer_parts, compile_args, self._attributes
+        return _create_recipe, parts
 
 
 class _Defaults(NamedTuple):
-    """What Keras takes, in the whole process, where nothing else is said."""
+    """Keras's defaults for the whole process."""
 
     floatx: str
     epsilon: float
     image_data_format: str
-    dtype_policy: Any  # its configuration
+    dtype_policy: Any  # as a configuration
 
 
-class _Made(NamedTuple):
-    """How a model is made, and what its layers and variables are called: that follows from where Keras makes them."""
+class _ModelParts(NamedTuple):
+    """A model in parts. Keras would create other names in another process, so the names are sent, too."""
 
-    kind: Any  # a class; or, where there is no configuration, the model itself
+    kind: Any  # the model's class; the model itself if it has no configuration
     config: Any
-    building: Any
-    names: Sequence[str]
-    paths: Sequence[str]
+    build_config: Any
+    names: Sequence[str]  # of layers
+    paths: Sequence[str]  # of variables
     values: Sequence[Any]
 
 
-class _Stepping(NamedTuple):
-    """How an optimizer is made, and for which of the model's variables; some may be frozen since."""
+class _NoDecay(NamedTuple):
+    """The variables without weight decay, which a configuration does not contain."""
+
+    indices: Sequence[int]
+    names: Sequence[str]
+
+
+class _OptimizerParts(NamedTuple):
+    """An optimizer in parts: its class, its configuration, and the values of its variables."""
 
     kind: Any
     settings: dict[str, Any]
-    built: Sequence[int]
+    built: Sequence[int]  # indices of the model's variables for which it was built; some may be frozen now
     values: Sequence[Any]
-    spared: "_Spared"
+    no_decay: _NoDecay
 
 
-class _Spared(NamedTuple):
-    """What weight decay leaves alone, of which a configuration says nothing: places of variables, and names."""
-
-    places: Sequence[int]
-    names: Sequence[str]
-
-
-def _unpacked(
+def _create_recipe(
     defaults: _Defaults,
     recipe: Recipe,
-    carried: custom_objects.Customs,
-    made: _Made,
-    stepping: _Stepping,
-    compiled: Any,
-    parts: Any,
+    custom: custom_objects.CustomObjects,
+    model_parts: _ModelParts,
+    optimizer_parts: _OptimizerParts,
+    compile_args: Any,
+    attributes: Any,
 ) -> Recipe:
-    _set(defaults)
-    if parts is not None:
-        values.restore(parts)
-    with custom_objects.known(carried):
-        model = made.kind if made.config is None else made.kind.from_config(made.config)
-        if made.building and not model.built:
-            model.build_from_config(made.building)
+    _write_defaults(defaults)
+    if attributes is not None:
+        model_attributes.restore(attributes)
+    kind, config, build_config, *_ = model_parts
+    with custom_objects.use(custom):
+        model = kind if config is None else kind.from_config(config)
+        if build_config and not model.built:
+            model.build_from_config(build_config)
             model.built = True
-        optimizer = stepping.kind.from_config(stepping.settings)
-    for layer, name in zip(_layers(model), made.names, strict=True):
+        optimizer = optimizer_parts.kind.from_config(optimizer_parts.settings)
+    for layer, name in zip(_list_layers(model), model_parts.names, strict=True):
         layer.name = name
     variables = model.variables
-    for variable, path in zip(variables, made.paths, strict=True):
+    for variable, path in zip(variables, model_parts.paths, strict=True):
         variable._path = path
-    _fill(variables, made.values)
-    spared = stepping.spared
-    optimizer.exclude_from_weight_decay([variables[place] for place in spared.places], spared.names)
-    optimizer.build([variables[place] for place in stepping.built])
-    _fill(optimizer.variables, stepping.values)
-    model.compile(optimizer, **compiled, auto_scale_loss=False)  # the optimizer is what `compile` made of it already
+    _write_values(variables, model_parts.values)
+    no_decay = optimizer_parts.no_decay
+    optimizer.exclude_from_weight_decay([variables[index] for index in no_decay.indices], no_decay.names)
+    optimizer.build([variables[index] for index in optimizer_parts.built])
+    _write_values(optimizer.variables, optimizer_parts.values)
+    # Without scaling: if `compile` has wrapped the optimizer in a LossScaleOptimizer, the wrapper was pickled.
+    model.compile(optimizer, **compile_args, auto_scale_loss=False)
     return replace(recipe, model=model, optimizer=model.optimizer)
 
 
-def _defaults() -> _Defaults:
+def _read_defaults() -> _Defaults:
     config = keras.config
     policy = keras.dtype_policies.serialize(config.dtype_policy())
     return _Defaults(config.floatx(), config.epsilon(), config.image_data_format(), policy)
 
 
-def _set(defaults: _Defaults) -> None:
+def _write_defaults(defaults: _Defaults) -> None:
     keras.config.set_floatx(defaults.floatx)
     keras.config.set_epsilon(defaults.epsilon)
     keras.config.set_image_data_format(defaults.image_data_format)
     keras.config.set_dtype_policy(keras.dtype_policies.get(defaults.dtype_policy))
 
 
-def _settings(optimizer: Any) -> dict[str, Any]:
-    """What the optimizer was made with; a schedule as it is, for those of scripts often have no configuration."""
+def _read_settings(optimizer: Any) -> dict[str, Any]:
+    """Returns the optimizer's configuration; a schedule stays an object, because a script's may have no get_config."""
     schedule = getattr(optimizer, "_learning_rate", None)
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return dict(optimizer.get_config())
@@ -179,21 +182,21 @@ def _settings(optimizer: Any) -> dict[str, Any]:
     return {**plain.get_config(), "learning_rate": schedule}
 
 
-def _spared(optimizer: Any, variables: Sequence[Any]) -> _Spared:
+def _read_no_decay(optimizer: Any, variables: Sequence[Any]) -> _NoDecay:
     keys = getattr(optimizer, "_exclude_from_weight_decay", ())
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    places = [place for place, variable in enumerate(variables) if optimizer._var_key(variable) in keys]
-    return _Spared(places, [] if pattern is None else [pattern.pattern])
+    indices = [index for index, variable in enumerate(variables) if optimizer._var_key(variable) in keys]
+    return _NoDecay(indices, [] if pattern is None else [pattern.pattern])
 
 
-def _layers(model: Any) -> list[Any]:
+def _list_layers(model: Any) -> list[Any]:
     return list(model._flatten_layers(include_self=True, recursive=True))
 
 
-def _values(variables: Sequence[Any]) -> list[Any]:
+def _read_values(variables: Sequence[Any]) -> list[Any]:
     return [variable.numpy() for variable in variables]
 
 
-def _fill(variables: Sequence[Any], values: Sequence[Any]) -> None:
+def _write_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

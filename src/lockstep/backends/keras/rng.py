@@ -1,7 +1,7 @@
-"""Generators: the one that Keras draws from where a layer has none of its own.
+"""Replaces Keras's global seed generator while a shard is computed.
 
-`keras.random.normal(shape)` without a seed draws from a generator of the whole process.
-A shard gets one in its place, whose state follows from the shard's own seed.
+`keras.random.normal(shape)` without a seed uses the global generator of the process. In a
+shard, a generator takes its place whose state follows from the shard's own seed.
 """
 
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 
-def global_seed() -> int | None:
-    """Return the seed that `keras.utils.set_random_seed` was given; None if it was not called."""
+def read_global_seed() -> int | None:
+    """Returns the seed that `keras.utils.set_random_seed` was given; None if it was not called."""
     seed: int | None = global_state.get_global_attribute("global_random_seed")
     return seed
 
 
-def stand_in() -> Any:
-    """A generator to draw from; None on JAX, where Keras itself refuses such draws and says what to write."""
+def create_generator() -> Any:
+    """Returns a seed generator for shards; None on JAX, where Keras refuses random operations without a seed."""
     return None if keras.config.backend() == "jax" else keras.random.SeedGenerator(0, name="of_a_shard")
 
 
 @contextmanager
-def drawing_from(generator: Any) -> Iterator[None]:
-    """Inside, who has no generator draws from this one."""
+def replace_global_generator(generator: Any) -> Iterator[None]:
+    """Replaces Keras's global generator inside this context; does nothing if `generator` is None."""
     before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     if generator is not None:
         global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)

@@ -1,4 +1,4 @@
-"""Refusals: what of Keras cannot be trained in parallel as it is, with the line to change."""
+"""Checks that raise an error for Keras models that Lockstep cannot train, with what to write instead."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,141 +10,137 @@ from lockstep.core.batches import describe
 from lockstep.core.metric_kinds import METHODS
 from lockstep.errors import BatchError, ModelError, OptimizerError
 
-_HOMES = {"tensorflow": "tensorflow", "torch": "torch", "jaxlib": "jax", "jax": "jax"}
-
-
-_OWN_LOSS = (
-    "Put the loss into compute_loss, or into an objective: lockstep.wrap(model, optimizer, lockstep.objective(f))."
+_BACKENDS = {"tensorflow": "tensorflow", "torch": "torch", "jaxlib": "jax", "jax": "jax"}  # by an array's package
+_USE_OBJECTIVE = (
+    "Move the loss into compute_loss, or into an objective: lockstep.wrap(model, optimizer, lockstep.objective(f))."
 )
-_STEPS = {
-    "train_step": ("Lockstep makes the step.", _OWN_LOSS),
-    "test_step": ("Lockstep makes the step.", _OWN_LOSS),
-    "predict_step": (
-        "trainer.predict calls the model.",
-        "Put that into call, or do it with what trainer.predict gives.",
-    ),
-    "compute_metrics": (
-        "Metrics come from compile, for their sums go through the tree.",
-        "Use compile(metrics=[...]), or return values from an objective: return loss, {'name': value}.",
-    ),
+# Methods of a model that Lockstep does not call, and what to write instead.
+_UNUSED_METHODS = {
+    "train_step": _USE_OBJECTIVE,
+    "test_step": _USE_OBJECTIVE,
+    "predict_step": "Move its code into call, or apply it to what trainer.predict returns.",
+    "compute_metrics": "Use compile(metrics=[...]), or return values from an objective: return loss, {'name': value}.",
 }
-RESTORED = "when it takes over a state"
+RESTORING = "Restoring a state"
 
 
 def check_model(model: Any) -> None:
-    """Refuses a model with a step or metrics of its own, or of another backend than the one in use."""
-    here = keras.config.backend()
-    home = _home(model)
-    if home != here:
+    """Raises ModelError for a model with its own train_step or metrics, or a model built on another Keras backend."""
+    current, built = keras.config.backend(), _find_backend(model)
+    if built != current:
         raise ModelError(
-            f"A model computes with the backend it was built on. Got one of {home}, and Keras now runs on {here}. "
-            "Choose KERAS_BACKEND before the first import of keras, and build the model then."
+            f"The model was built on {built}, but Keras now runs on {current}. Set KERAS_BACKEND={built} before the "
+            f"first import of keras, or build the model on {current}."
         )
-    for method, (rule, instead) in _STEPS.items():
+    for method, instead in _UNUSED_METHODS.items():
         if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise ModelError(f"{rule} Got a model with a {method} of its own. {instead}")
+            raise ModelError(
+                f"{type(model).__name__} defines {method}, which Lockstep does not call: it computes losses, metrics "
+                f"and updates itself. {instead}"
+            )
     layers = model._flatten_layers(include_self=True, recursive=True)
     for metric in (metric for layer in layers for metric in layer._metrics):
         raise ModelError(
-            "Metrics come from compile, for their sums go through the tree. "
-            f"Got {metric.name!r}, which the model keeps itself. Use compile(metrics=[...]), or return its value from "
-            f"an objective: return loss, {{{metric.name!r}: value}}."
+            f"The metric {metric.name!r} is an attribute of the model, so Lockstep does not add it over the shards. "
+            "Use compile(metrics=[...]), or return its value from an objective: "
+            f"return loss, {{{metric.name!r}: value}}."
         )
 
 
 def check_metrics(metrics: Any) -> None:
-    """Refuses metric objects of other libraries, which Keras would call as functions and average."""
+    """Raises ModelError for metric objects of other libraries, which Keras would call as functions and average."""
     for metric in keras.tree.flatten(metrics):
         if isinstance(metric, str | keras.metrics.Metric):
             continue
         methods = [method for method in METHODS if callable(getattr(metric, method, None))]
         if methods:
             raise ModelError(
-                "A Keras model's metrics are Keras's: names, functions of (y_true, y_pred) or keras.metrics. Got a "
-                f"{type(metric).__name__} with {', '.join(methods)}. Use keras.metrics (AUC, F1Score, ...), or give "
-                "the object the outputs of trainer.predict."
+                f"The metric {type(metric).__name__} has the methods {', '.join(methods)}, but is not a Keras metric, "
+                "so Keras would call it as a function. Use a class of keras.metrics (AUC, F1Score, ...), or update the "
+                "object yourself with the outputs of trainer.predict."
             )
 
 
 def check_compiled(model: Any) -> None:
-    """Refuses a model that nobody has said how to train."""
+    """Raises OptimizerError for a model without an optimizer."""
     if not getattr(model, "compiled", False) or model.optimizer is None:
         raise OptimizerError(
-            "A model needs an optimizer and a loss. Got one that is not compiled. Use model.compile(optimizer=..., "
-            "loss=...) first, or lockstep.wrap(model, optimizer, loss)."
+            f"Training needs an optimizer and a loss, but {model.name!r} is not compiled. Use "
+            "model.compile(optimizer=..., loss=...) first, or lockstep.wrap(model, optimizer, loss)."
         )
 
 
 def check_loss(model: Any) -> None:
-    """Refuses a model, called just now, that gives nothing to minimize."""
+    """Raises ModelError for a model without a loss; called after the model, which may add losses itself."""
     if not _has_own_loss(model) and model._compile_loss is None and not model.losses:
         raise ModelError(
-            f"Training needs a loss. Got {model.name!r}, which was compiled without one and adds none itself. "
+            f"Training needs a loss, but {model.name!r} was compiled without a loss and its layers add no losses. "
             "Use model.compile(optimizer, loss)."
         )
 
 
 def check_targets(model: Any, targets: Any) -> None:
-    """Refuses a batch that leaves the loss nothing to compare with."""
+    """Raises BatchError for a batch without targets, if the loss needs them."""
     if not _has_own_loss(model) and model._compile_loss is not None and targets is None:
-        raise BatchError("A loss compares outputs with targets. Got a batch of inputs alone. Give (inputs, targets).")
+        raise BatchError("The loss needs targets, but the batch has inputs alone. Give (inputs, targets).")
 
 
 def check_inputs(model: Any, inputs: Any) -> None:
-    """Refuses several inputs for a model of one: of these a Sequential would take the first and drop the rest."""
-    known = getattr(model, "inputs", None) or ()  # a class of the script's own does not say
-    if len(known) == 1 and isinstance(inputs, tuple) and len(inputs) > 1:
+    """Raises BatchError for several inputs to a model with one input, because Keras would ignore all but the first."""
+    own_inputs = getattr(model, "inputs", None) or ()  # unknown for a subclass of keras.Model
+    if len(own_inputs) == 1 and isinstance(inputs, tuple) and len(inputs) > 1:
         raise BatchError(
-            f"{model.name!r} has one input. Got {describe(inputs)}. Give one array; several batches come from an "
-            "iterator, as in trainer.predict(iter([x1, x2]))."
+            f"The model {model.name!r} has one input. Got {describe(inputs)}. Give one array, or an iterator for "
+            "several batches, as in trainer.predict(iter([x1, x2]))."
         )
 
 
 def check_compiled_once(before: Sequence[Any], now: Sequence[Any]) -> None:
-    """Refuses a model that was compiled again: its trainer has the optimizer, loss and metrics of before."""
+    """Raises ModelError for a model that was compiled again since it was wrapped."""
     if any(one is not other for one, other in zip(before, now, strict=True)):
         raise ModelError(
-            "A trainer goes on with the optimizer, loss and metrics that its model had when it was wrapped. Got a "
-            "model that was compiled again since. Call lockstep.wrap(model) again."
+            "The model was compiled again since it was wrapped, but its trainer still has the optimizer, loss and "
+            "metrics of the first compile. Call lockstep.wrap(model) again."
         )
 
 
 def check_same_parts(before: Sequence[Any], now: Sequence[Any]) -> None:
-    """Refuses a model with other variables or layers than its trainer, and what was traced of it, know."""
+    """Raises ModelError if a model's variables or layers were exchanged: traced functions still use the old ones."""
     if list(map(id, before)) != list(map(id, now)):
         raise ModelError(
-            "A trainer trains the layers and variables that its model had when it was wrapped. Got a model that has "
-            "others since, or has them elsewhere. Compile it and call lockstep.wrap(model) again."
+            "Layers or variables of the model were added, removed or moved since it was wrapped, but its trainer still "
+            "has the old layers and variables. Compile the model and call lockstep.wrap(model) again."
         )
 
 
-def check_built(model: Any, when: str) -> None:
-    """Refuses a model without variables where they are needed."""
+def check_built(model: Any, what: str) -> None:
+    """Raises ModelError for a model without variables; `what` is the operation that needs the variables."""
     if not model.built:
         raise ModelError(
-            f"A model has its variables {when}. Got {model.name!r}, which waits for its first batch. Begin it with "
-            "keras.Input(shape), or call it on an example before lockstep.wrap: model(x[:1])."
+            f"{what} needs the model's variables, but {model.name!r} has none before its first batch. Begin the model "
+            "with keras.Input(shape), or call it on an example before lockstep.wrap: model(x[:1])."
         )
 
 
 def check_precision(recipe: Recipe) -> None:
-    """Refuses a precision for the whole step."""
+    """Raises ModelError if a precision was given for the whole step."""
     if recipe.options.precision is not None:
         raise ModelError(
-            f"A Keras model's precision is the layers' own. Got precision={recipe.options.precision!r}. "
-            "Use keras.mixed_precision.set_global_policy('mixed_bfloat16') before the model is made."
+            f"precision={recipe.options.precision!r} is not supported for a Keras model, in which each layer has its "
+            "own precision. Leave precision out, and call "
+            "keras.mixed_precision.set_global_policy('mixed_bfloat16') before you create the model."
         )
 
 
-def check_scale(optimizer: Any) -> None:
-    """Refuses an optimizer that divides by a loss scale, where nobody multiplies by it."""
-    # Not by an attribute: `dynamic_scale` is there only once the optimizer has been built.
+def check_loss_scale(optimizer: Any) -> None:
+    """Raises ModelError for an optimizer with a loss scale, which Lockstep does not apply on JAX and PyTorch."""
+    # By class, not by the attribute `dynamic_scale`, which an optimizer has only once it is built.
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if scales or getattr(optimizer, "loss_scale_factor", None):
         raise ModelError(
-            "On JAX and PyTorch a Keras model trains without a loss scale. "
-            f"Got {type(optimizer).__name__} with one. "
-            "Use keras.mixed_precision.set_global_policy('mixed_bfloat16') before the model is made, or TensorFlow."
+            f"The optimizer {type(optimizer).__name__} has a loss scale, which Lockstep does not support for Keras on "
+            "JAX and PyTorch. Call keras.mixed_precision.set_global_policy('mixed_bfloat16') before you create the "
+            "model, or use Keras on TensorFlow."
         )
 
 
@@ -152,14 +148,14 @@ def _has_own_loss(model: Any) -> bool:
     return type(model).compute_loss is not keras.Model.compute_loss
 
 
-def _home(model: Any) -> str:
-    """The backend that the model's variables live on, or that its class was made for."""
+def _find_backend(model: Any) -> str:
+    """Returns the Keras backend of the model's variables or, if the model has no variables, of its class."""
     for variable in model.variables:
-        home = _HOMES.get(type(variable.value).__module__.partition(".")[0])
-        if home is not None:
-            return home
+        backend = _BACKENDS.get(type(variable.value).__module__.partition(".")[0])
+        if backend is not None:
+            return backend
     for kind in type(model).__mro__:
-        found = kind.__module__.removeprefix("keras.src.backend.").partition(".")[0]
-        if kind.__module__.startswith("keras.src.backend.") and found in _HOMES.values():
-            return found
+        backend = kind.__module__.removeprefix("keras.src.backend.").partition(".")[0]
+        if kind.__module__.startswith("keras.src.backend.") and backend in _BACKENDS.values():
+            return backend
     return str(keras.config.backend())

@@ -1,8 +1,8 @@
-"""Names: a Keras model's variables by their place in the model.
+"""Names a Keras model's variables independently of other models in the process.
 
-Keras numbers layers through the whole process: the second model of a script has its
-`dense_3` where the first had `dense`. Here numbers start anew in each model, so that the
-same model has the same names wherever it is made.
+Keras numbers the layers of a process: if a script's first model has the layers `dense`,
+`dense_1` and `dense_2`, the first layer of its second model is called `dense_3`. Here the
+numbers start at 0 in each model, so the same model has the same names in every process.
 """
 
 import re
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def of(model: Any, variables: Sequence[Any]) -> dict[str, Any]:
-    """The variables by name."""
-    automatic = _automatic(model)
+def name_variables(model: Any, variables: Sequence[Any]) -> dict[str, Any]:
+    """Returns the variables by name, with the numbers of Keras's automatic layer names starting at 0."""
+    automatic = _find_automatic_names(model)
     numbers: dict[str, dict[str, int]] = {}
 
-    def renamed(part: str) -> str:
+    def rename(part: str) -> str:
         base = automatic.get(part)
         if base is None:
             return part
@@ -27,25 +27,25 @@ def of(model: Any, variables: Sequence[Any]) -> dict[str, Any]:
     for variable in variables:
         first, *rest = variable.path.split("/")
         parts = rest if rest and first == model.name else [first, *rest]
-        name = "/".join(map(renamed, parts))
+        name = "/".join(map(rename, parts))
         result[f"{name}.{len(result)}" if name in result else name] = variable
     return result
 
 
-def _automatic(model: Any) -> dict[str, str]:
-    """The names that Keras made itself, each with the class's name that it was made from."""
+def _find_automatic_names(model: Any) -> dict[str, str]:
+    """Returns Keras's automatic layer names, mapped to the names without the number, e.g. `dense_3` to `dense`."""
     result = {}
     for layer in model._flatten_layers(include_self=True, recursive=True):
-        base = _snake_case(type(layer).__name__)
+        base = _to_snake_case(type(layer).__name__)
         if re.fullmatch(rf"{base}(_\d+)?", layer.name):
             result[layer.name] = base
     return result
 
 
-def _snake_case(name: str) -> str:
-    """A class's name as Keras makes a layer's name of it.
+def _to_snake_case(name: str) -> str:
+    """Returns the layer name that Keras derives from a class name.
 
-    >>> _snake_case("Conv2D"), _snake_case("BatchNormalization")
+    >>> _to_snake_case("Conv2D"), _to_snake_case("BatchNormalization")
     ('conv2d', 'batch_normalization')
     """
     name = re.sub(r"\W+", "", name)

@@ -9,43 +9,43 @@ import mxnet as mx
 from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.mxnet.backend import MxnetBackend
 from lockstep.backends.mxnet.cross_entropy import CrossEntropy
-from lockstep.backends.mxnet.optimizer import made
+from lockstep.backends.mxnet.optimizer import create_optimizer
 
 __all__ = ["CrossEntropy", "MxnetBackend"]
 
-joins = False  # its engine has no wire to another process
+joins = False  # MXNet's engine does not communicate with other processes
 
 
 def available() -> list[str]:
-    """The GPUs of this host."""
+    """Returns the names of this host's GPUs."""
     return [f"gpu:{index}" for index in range(mx.context.num_gpus())]
 
 
 def name(device: Any) -> str:
-    """A context's kind and number."""
+    """Returns a context's kind and index, e.g. `gpu:1`."""
     return f"{device.device_type}:{device.device_id}"
 
 
 def initial_seed() -> int:
-    """0: the seed of `mx.random.seed` cannot be read."""
+    """Returns 0, because the seed given to `mx.random.seed` cannot be read."""
     return 0
 
 
 def variables(devices: Sequence[str]) -> dict[str, str]:
-    """cuDNN tries algorithms out and takes the fastest, which is not always the same one."""
+    """Returns the variable that turns off cuDNN's autotuning, which may choose another algorithm in every run."""
     return {} if devices[0].startswith("cpu") else {"MXNET_CUDNN_AUTOTUNE_DEFAULT": "0"}
 
 
 def adopt(recipe: Recipe) -> Recipe:
-    """The recipe with an optimizer object where its name was given."""
-    return replace(recipe, optimizer=made(recipe.optimizer))
+    """Returns the recipe with an optimizer object in place of an optimizer's name."""
+    return replace(recipe, optimizer=create_optimizer(recipe.optimizer))
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
-    """A backend with one replica on each device."""
+    """Creates a backend with one replica on each device."""
     return MxnetBackend(recipe, devices)
 
 
 def processes(devices: Sequence[str]) -> list[list[str]]:
-    """One process: MXNet's engine has threads of its own for every context."""
+    """Returns one list with every device, because MXNet's engine drives all contexts from one process."""
     return [list(devices)]

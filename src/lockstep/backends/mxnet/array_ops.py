@@ -1,10 +1,10 @@
-"""MXNet's arrays on its contexts, `mx.nd` and `mx.np` alike.
+"""The array functions for MXNet, for `mx.nd` and `mx.np` arrays.
 
-Shapes are numpy's while they are copied: without `npx.set_np()` MXNet takes a length of 0 for one not known yet.
+Arrays are copied with numpy's rules for shapes: without `npx.set_np()` MXNet takes a length of 0 as unknown.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,153 +12,157 @@ from mxnet import MXNetError, autograd, nd
 from mxnet.util import np_shape
 
 from lockstep.backends.mxnet import arrays
-from lockstep.backends.mxnet.arrays import classic, dtype_of
+from lockstep.backends.mxnet.arrays import as_nd, get_dtype
 from lockstep.backends.mxnet.inputs import put
-from lockstep.backends.mxnet.replicas import context_of
+from lockstep.backends.mxnet.replicas import parse_context
 
 
-def copy(array: Any, device: str) -> Any:
-    """A copy with room for its gradient."""
+def copy(arrays: Sequence[Any], device: str) -> list[Any]:
+    """Returns copies of the arrays on the device, with memory for their gradients."""
     with autograd.pause(), np_shape(True):
-        fresh = array.copyto(context_of(device))
-        fresh.attach_grad()
-    return fresh
+        copies = [array.copyto(parse_context(device)) for array in arrays]
+        for fresh in copies:
+            fresh.attach_grad()
+    return copies
 
 
 def cut(array: Any, where: Any, device: str) -> Any:
-    """A copy of some examples."""
+    """Returns a copy of the examples `array[where]` on the device."""
     with np_shape(True):
-        return (array if where is ... else array[where]).copyto(context_of(device))
+        return (array if where is ... else array[where]).copyto(parse_context(device))
 
 
 def absent(array: Any) -> str:
-    """A parameter has its values in arrays, one on each of its contexts."""
+    """Returns why a parameter has no value: it has an array on each context. Returns an empty string for an array."""
     return "" if is_array(array) else f"a {type(array).__name__}. Give its .data() or its .grad()"
 
 
 def check(array: Any) -> str:
-    """A value that was recorded would no longer be what the backward pass takes it for."""
+    """Returns why a sum cannot replace a recorded array: its backward pass would use the sum. Else an empty string."""
     try:
         recorded = autograd.get_symbol(array).get_children() is not None
-    except MXNetError:  # not even a variable
+    except MXNetError:  # autograd does not know the array
         recorded = False
     return "an array that autograd has recorded. Give its .detach(), or the .grad of the parameters" if recorded else ""
 
 
 def add(left: Any, right: Any) -> Any:
-    """The addition of the left array's context."""
+    """Returns left + right on the left array's context."""
     with autograd.pause(), np_shape(True):
         return left + (right if right.ctx == left.ctx else right.copyto(left.ctx))
 
 
 def widen(array: Any) -> Any:
-    """A copy as an `mx.nd` array."""
-    wide = "float32" if dtype_of(array) in ("float16", "bfloat16") else dtype_of(array)
+    """Returns a copy in at least float32, as an `mx.nd` array."""
+    wide = "float32" if get_dtype(array) in ("float16", "bfloat16") else get_dtype(array)
     with autograd.pause(), np_shape(True):
-        return classic(array).astype(wide)
+        return as_nd(array).astype(wide)
 
 
 def update_averages(averages: Sequence[Any], values: Sequence[Any], decay: float) -> Sequence[Any]:
-    """In place, each operation in a kernel of its own."""
+    """Sets each average to decay * average + (1 - decay) * value, in place, each operation in its own kernel."""
     with autograd.pause(), np_shape(True):
         for average, value in zip(averages, values, strict=True):
             average *= decay
-            average += classic(value).astype(average.dtype) * (1 - decay)
+            average += as_nd(value).astype(average.dtype) * (1 - decay)
     return averages
 
 
 def to_numpy(array: Any) -> Any:
-    """A copy on the host."""
-    return classic(array).asnumpy()
+    """Returns a numpy copy of the array."""
+    return as_nd(array).asnumpy()
 
 
 def from_numpy(data: Any, like: Any) -> Any:
-    """A copy on the context."""
+    """Returns a copy of a numpy array on the context of `like`."""
     with np_shape(True):
         return nd.array(data, ctx=like.ctx, dtype=data.dtype)
 
 
 def write(value: Any, target: Any) -> Any:
-    """In place."""
+    """Writes the value into the target and returns the target."""
     with autograd.pause(), np_shape(True):
         return target if value is target else value.copyto(target)
 
 
 def is_array(value: Any) -> bool:
-    """Of either class."""
+    """Returns whether this is an array of `mx.nd` or `mx.np`."""
     return arrays.is_array(value)
 
 
 def as_array(value: Any) -> Any:
-    """Numbers stay on the host, in float64."""
+    """Returns numbers as a float64 array on the host, and an array as it is."""
     return value if is_array(value) else np.asarray(value, "float64")
 
 
 def to_host(array: Any) -> Any:
-    """Waits for what writes to the array."""
+    """Waits for the array's value and returns it in numpy; returns a value of the host as it is."""
     return array.asnumpy() if is_array(array) else array
 
 
 def shape(array: Any) -> tuple[int, ...]:
-    """A vector of one is a number: `mx.nd` has no other."""
+    """Returns the array's shape; () if it has one element, because `mx.nd` has no arrays without axes."""
     return () if array.size == 1 else tuple(array.shape)
 
 
 def reshape(array: Any, shape: tuple[int, ...]) -> Any:
-    """A view if there is one."""
-    return classic(array).reshape(shape)
+    """Returns a view of the array in another shape."""
+    return as_nd(array).reshape(shape)
 
 
 def double(array: Any) -> Any:
-    """float64; also of numbers on the host."""
-    return classic(array).astype("float64", copy=False) if is_array(array) else np.float64(array)
+    """Returns an array in float64 on its context, or a number in float64 on the host."""
+    return as_nd(array).astype("float64", copy=False) if is_array(array) else np.float64(array)
 
 
 def cast_like(value: Any, array: Any) -> Any:
-    """Numbers of the host are brought to the other's context."""
-    dtype = dtype_of(array)
+    """Returns an array in the dtype of `array`; copies numbers of the host to the context of `array`, too."""
+    dtype = get_dtype(array)
     return value.astype(dtype) if is_array(value) else put(np.asarray(value).astype(dtype), array.ctx, wide=True)
 
 
 def average(array: Any) -> Any:
-    """MXNet's mean."""
+    """Returns the mean of all elements, in the array's dtype."""
     return array.mean()
 
 
 def average_rows(array: Any, examples: int) -> Any:
-    """A vector stays as it is."""
+    """Returns the mean of each example's elements; a vector with one element per example as it is."""
     if array.size == examples:
         return array.reshape((examples,))
     return array.reshape((examples, -1)).mean(axis=1)
 
 
 def total(array: Any) -> Any:
-    """MXNet's sum."""
+    """Returns the sum of all elements."""
     return array.sum()
 
 
 def scale(array: Any, factor: Any) -> Any:
-    """By a plain number."""
+    """Returns array * factor, for a Python number `factor`."""
     return array * factor
 
 
 def divide(array: Any, by: Any) -> Any:
-    """By a plain number, which is waited for; by 1 instead of 0."""
+    """Returns array / by, for a number `by` on the host; divides by 1 if `by` is 0, as the result is not used."""
     return array / (as_weight(by) or 1.0)
 
 
 def as_weight(value: Any) -> Any:
-    """A plain number, which is waited for: whether anything counts decides what is computed."""
+    """Waits for a weight and returns it as a Python number, because the host must know whether it is 0."""
     return float(to_host(value))
 
 
 def as_column(weights: Any, values: Any) -> Any:
-    """On the host."""
+    """Returns weights of the host in the shape (examples, 1, ...), so that they broadcast over `values`."""
     return weights.reshape(-1, *[1] * (values.ndim - 1))
 
 
 def where(condition: Any, array: Any, other: Any) -> Any:
-    """By a plain condition one of the two; else one of the last two may be a number."""
+    """Returns `array` where the condition is true, else `other`: as a whole for a Python bool, else by element.
+
+    If the elements are chosen one by one, either `array` or `other` may be a number.
+    """
     if isinstance(condition, bool):
         return array if condition else other
     like = array if is_array(array) else other
@@ -166,46 +170,37 @@ def where(condition: Any, array: Any, other: Any) -> Any:
 
 
 def any_nonzero(array: Any) -> Any:
-    """Of numbers on the host."""
+    """Returns whether any element of an array on the host is not 0."""
     return bool(array.any())
 
 
 def is_finite_nonzero(value: Any) -> Any:
-    """Waits for the number."""
+    """Waits for a scalar, and returns whether it is finite and not 0."""
     number = as_weight(value)
     return math.isfinite(number) and number != 0
 
 
 def is_short(array: Any) -> bool:
-    """A sum over the examples rounds no share."""
+    """Returns False: gradients are sums over examples and are not scaled, so no scaled gradient would be rounded."""
     return False
 
 
 def argmax(array: Any, axis: int) -> Any:
-    """In float64."""
-    return double(nd.argmax(classic(array), axis=axis))
+    """Returns the positions of the largest elements on the axis, in float64."""
+    return double(nd.argmax(as_nd(array), axis=axis))
 
 
 def has_in_top(array: Any, labels: Any, num: int, axis: int) -> Any:
-    """MXNet's topk."""
-    best = nd.topk(classic(array), k=num, axis=axis, dtype="float64")
+    """Returns whether each label is among the `num` largest elements on the axis, by MXNet's topk."""
+    best = nd.topk(as_nd(array), k=num, axis=axis, dtype="float64")
     return nd.broadcast_equal(best, double(labels).expand_dims(axis)).max(axis=axis)
 
 
 def equal(left: Any, right: Any) -> Any:
-    """In float64."""
+    """Compares elementwise, in float64."""
     return double(left) == (double(right) if is_array(right) else right)
 
 
 def count_true(array: Any) -> Any:
-    """In float64."""
-    return arrays.total(array)
-
-
-def list_values(parts: Iterable[tuple[Any, float]]) -> list[Any]:
-    """Numbers, and vectors in float64, each times a plain number."""
-    result = []
-    for value, times in parts:
-        values = [arrays.flat(double(value))] if is_array(value) else np.asarray(value, "float64").reshape(-1).tolist()
-        result += [each if times == 1 else each * times for each in values]
-    return result
+    """Returns the number of true elements, in float64."""
+    return arrays.sum_all(array)

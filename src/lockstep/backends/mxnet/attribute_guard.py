@@ -1,95 +1,94 @@
-"""Refuse a forward pass that leaves numbers or arrays in attributes of blocks for the next pass to read.
+"""Refuses a forward pass that writes numbers or arrays to attributes of blocks for the next pass to read.
 
-An attribute belongs to the process and not to the state: what it carries from shard to shard depends on how many
-shards a context has computed, and no checkpoint has it. A number or string may be read but not changed. An array may be
-left there, e.g. an attention map: a shard is then computed a second time from the attributes as they were before the
-pass before it, and its gradient, sums and the arrays it leaves must have the same bytes.
+Attributes are not part of the state: which shards read what a shard has written there depends on how many shards a
+context computes, and no checkpoint has it. A pass may read a number or string, but not change it. It may write an
+array, e.g. an attention map. Then the next shard is computed twice, the second time from the attributes as they were
+before the array was written. Its gradient, its sums and the arrays that it writes must have the same bytes both times.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.backends.mxnet.held_values import HeldValues, find_blocks, iterate_names
 from lockstep.errors import ExactError
 
-TRIALS = 4  # passes that are computed twice once arrays were left somewhere
+TRIALS = 4  # how many passes are computed twice after a pass has written an array
 
 
 class AttributeGuard:
-    """The attributes of a model and its loss during one command: `begin`, the `passes`, then `check`."""
+    """Checks the attributes of a model and its loss during one command: call `begin`, run `passes`, call `check`."""
 
     def __init__(self, *roots: Any) -> None:
         self._roots = roots
-        self._watched: list[Any] = []
+        self._blocks: list[Any] = []
         self._start: HeldValues | None = None  # the values before the first pass
-        self._before: HeldValues | None = None  # the values before the last pass, while it is tried
-        self._trials = TRIALS
+        self._before: HeldValues | None = None  # the values before the last pass, if it has written arrays
+        self._num_trials = TRIALS
         self._commands = 0
-        self._has_left = False
-        self._tries = True  # whether passes of this command are computed twice
+        self._has_written_arrays = False
+        self._is_trying = True  # whether passes of this command are computed twice
 
     def begin(self, num_shards: int) -> None:
-        """Remember the values as they are before the first pass; with one shard nothing is tried."""
-        self._watched = find_blocks(self._roots)
+        """Copies the attributes' values before the first pass; with one shard no pass is computed twice."""
+        self._blocks = find_blocks(self._roots)
         self._commands += 1
-        self._has_left = False
-        # The script may have written to them since, and a pass may do later what it does not do now.
-        self._before = None
+        self._has_written_arrays = False
+        self._before = None  # the script may have written to the attributes since
+        # A pass may begin to write arrays later, so trials start again, after 1, 2, 4, 8, ... commands.
         if self._commands & (self._commands - 1) == 0:
-            self._trials = self._trials or TRIALS
-        self._tries = bool(self._trials) and num_shards > 1
-        self._start = HeldValues(self._watched, with_arrays=self._tries)
+            self._num_trials = self._num_trials or TRIALS
+        self._is_trying = bool(self._num_trials) and num_shards > 1
+        self._start = HeldValues(self._blocks, with_arrays=self._is_trying)
 
     def passes(self, results: Callable[[], list[NDArray[Any]]]) -> Iterator[None]:
-        """Yield once for a pass over a shard, and again while what other passes have left is tried.
+        """Yields once for a pass over a shard, and again if it must be computed a second time.
 
-        `results` gives what the last pass has computed, on the host.
+        `results` copies what the last pass has computed to the host.
         """
-        if not (self._tries and self._trials and self._watched):
+        if not (self._is_trying and self._num_trials and self._blocks):
             yield
             return
         before, self._before = self._before, None
-        now = HeldValues(self._watched, with_arrays=True)
+        now = HeldValues(self._blocks, with_arrays=True)
         yield
         self._check_numbers()
         if before is not None:
-            yield from self._try(before, results)
+            yield from self._compute_twice(before, results)
         if now.has_changed():
-            self._before, self._has_left = now, True
+            self._before, self._has_written_arrays = now, True
 
-    def _try(self, before: HeldValues, results: Callable[[], list[NDArray[Any]]]) -> Iterator[None]:
-        """Have the last pass made again from the attributes `before` the one before it, and compare."""
-        after = HeldValues(self._watched, with_arrays=True)
+    def _compute_twice(self, before: HeldValues, results: Callable[[], list[NDArray[Any]]]) -> Iterator[None]:
+        """Lets the caller compute the pass again from the attributes `before` the last shard; compares the results."""
+        after = HeldValues(self._blocks, with_arrays=True)
         own = results()
         before.restore()
         try:
             yield
-            other = HeldValues(self._watched, with_arrays=True)
-            equal = all(map(_equal, own, results()))
+            other = HeldValues(self._blocks, with_arrays=True)
+            is_equal = all(map(_is_equal, own, results()))
         finally:  # also if the pass raises: the loop over this generator then closes it
             after.restore()
         where = after.find_difference(other)
-        if where is None and equal:
-            self._trials -= 1
+        if where is None and is_equal:
+            self._num_trials -= 1
             return
-        where = where or next(iterate_names(before.places), "an attribute")
+        where = where or next(iterate_names(before.containers), "an attribute")
         assert self._start is not None
         self._start.restore()
         raise ExactError(
-            "A forward pass leaves no arrays in attributes that change what the next pass gives: no checkpoint has "
-            "them, and they would depend on the number of devices. Got other bits for a shard after another than by "
-            f"itself, with what is left in {where!r}. {_explain(where, after.shape(where), '')}"
+            f"A forward pass writes an array to {where!r} that changes the results of the next shard. Results would "
+            "depend on the number of devices, and no checkpoint has the array. "
+            f"{_explain(where, after.get_shape(where), '')}"
         )
 
     def check(self) -> None:
-        """Raise if a number or string has become another, and put it back. Where there was none, one may be set."""
+        """Raises ExactError if a pass has changed a number or string, and restores it; new attributes are allowed."""
         self._check_numbers()
-        if self._tries and not self._has_left:
-            self._trials = 0
+        if self._is_trying and not self._has_written_arrays:
+            self._num_trials = 0
 
     def _check_numbers(self) -> None:
         assert self._start is not None
@@ -99,13 +98,13 @@ class AttributeGuard:
             self._start.restore()
             way_out = _explain(name, (1,), " (dtype='int64' if it counts)")
             raise ExactError(
-                f"A forward pass leaves the numbers and strings of its blocks as they are. {name!r} was {before!r} and "
-                f"is {now!r}, and would depend on the number of devices. {way_out}"
+                f"A forward pass has changed {name!r} from {before!r} to {now!r}. The value would depend on the number "
+                f"of devices, and no checkpoint has it. {way_out}"
             )
 
     @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Put every attribute back afterwards: an evaluation changes nothing that training reads."""
+    def restore_afterwards(self) -> Iterator[None]:
+        """Restores every attribute at the end of this context, so that an evaluation does not change the training."""
         values = HeldValues(find_blocks(self._roots), with_arrays=True)
         try:
             yield
@@ -122,10 +121,5 @@ def _explain(name: str, shape: tuple[int, ...], more: str) -> str:
     )
 
 
-def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
+def _is_equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
     return one.tobytes() == other.tobytes()
-
-
-def copy_vectors(leaf: Any) -> list[NDArray[Any]]:
-    """Copy the vectors of a leaf to the host."""
-    return [np.array(vector.asnumpy()) for vector in leaf.values()]

@@ -1,4 +1,4 @@
-"""Cross-entropy with targets left out and classes that weigh more, which gluon does not have."""
+"""Cross-entropy with an ignored label and class weights, which gluon does not have."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 
 class CrossEntropy(SoftmaxCrossEntropyLoss):  # type: ignore[misc]
-    """Softmax cross-entropy over class indices; its mean divides by what the targets weigh.
+    """Softmax cross-entropy over class indices; its mean divides by the sum of the targets' weights.
 
-    A target equal to `ignore_index` weighs nothing, any other what its class does.
+    A target equal to `ignore_index` has weight 0, and any other target the weight of its class.
 
     >>> import mxnet as mx
     >>> loss = CrossEntropy(ignore_index=2)
@@ -28,7 +28,7 @@ class CrossEntropy(SoftmaxCrossEntropyLoss):  # type: ignore[misc]
         self.weights = None if weights is None else np.asarray(weights, "float64")
 
     def target_weights(self, targets: NDArray[Any]) -> NDArray[np.float64]:
-        """What each target weighs, on the host."""
+        """Returns the weight of each target, on the host."""
         counted = np.ones(targets.shape, bool) if self.ignore_index is None else targets != self.ignore_index
         if self.weights is None:
             return counted.astype("float64")
@@ -37,9 +37,9 @@ class CrossEntropy(SoftmaxCrossEntropyLoss):  # type: ignore[misc]
         return each
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
-        """The loss of every example, unweighted: an example with several targets gives their mean.
+        """Returns the unweighted loss of every example: the mean over its targets.
 
-        With `sample_weight`, one number for each target, the weighted sum over each example's targets.
+        With `sample_weight`, one number per target, the loss is the weighted sum over the example's targets.
         """
         functions = F.npx if is_np_array() else F
         if not self._from_logits:

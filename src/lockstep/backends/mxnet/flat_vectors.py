@@ -1,4 +1,4 @@
-"""Nodes: a leaf's vectors, and its arrays as views of them, made once and used in every step."""
+"""Partial sums as flat vectors on a context, with views into which a backward pass writes the gradients."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,85 +11,81 @@ from lockstep.backends.mxnet.arrays import view
 from lockstep.core.layout import Layout
 
 
-class Marks:
-    """Marks variables so that their gradients are written into some arrays, which is asked for once a shard."""
+class GradientTargets:
+    """Arrays for gradients, prepared as arguments of MXNet's C function, because every shard calls `attach`."""
 
     def __init__(self, gradients: Sequence[Any]) -> None:
         self._gradients = c_handle_array(gradients)
         self._write = (mx_uint * len(gradients))(*[1] * len(gradients))
 
-    def __call__(self, variables: Sequence[Any]) -> None:
+    def attach(self, variables: Sequence[Any]) -> None:
+        """Makes the next backward pass write the gradients of the variables into the arrays."""
         check_call(
             _LIB.MXAutogradMarkVariables(len(self._write), c_handle_array(variables), self._write, self._gradients)
         )
 
 
-class Vectors(dict[str, Any]):
-    """A node, on the context where its first leaf is computed; a backward pass writes straight into its views."""
+class ContextVectors(dict[str, Any]):
+    """A partial sum on the context of its first shard; the backward pass writes directly into its vectors."""
 
     def __init__(self, layout: Layout, num_trained: int, vectors: Mapping[str, Any] | None = None) -> None:
         super().__init__(vectors or {})
-        self.lent = vectors is not None  # whether somebody else holds the memory
+        self.has_given_memory = vectors is not None  # whether it was created in an exchange's memory
         self._layout = layout
         self._num_trained = num_trained
-        self.context = self["float64"].ctx if self.lent else None
+        self.context = next(iter(self.values())).ctx if self.has_given_memory else None
         self.gradients: list[Any] = []
-        if self.lent:
-            self._look()
+        if self.has_given_memory:
+            self._make_views()
 
-    def on(self, context: Any) -> "Vectors":
-        """The node itself, of zeros where it has not been on this context before."""
-        if context != self.context and not self.lent:
+    def allocate_on(self, context: Any) -> "ContextVectors":
+        """Allocates zeros on the context unless the vectors are there already; returns this object."""
+        if context != self.context and not self.has_given_memory:
             self.context = context
             for dtype, length in self._layout.lengths.items():
                 self[dtype] = nd.zeros((length,), ctx=context, dtype=dtype)
-            self._look()
+            self._make_views()
         return self
 
-    def _look(self) -> None:
-        """Makes the views: the gradient of every trained parameter, and the sums."""
-        *fields, last = self._layout.fields
+    def _make_views(self) -> None:
+        """Creates a view of every trained parameter's gradient."""
         self.gradients = [
             view(self[field.dtype], field.offset, field.offset + field.size, field.shape)
-            for field in fields[: self._num_trained]
+            for field in self._layout.fields[: self._num_trained]
         ]
-        self.sums = view(self[last.dtype], last.offset, last.offset + last.size)
-        self.mark = Marks(self.gradients)
+        self.targets = GradientTargets(self.gradients)
 
     def clear(self) -> None:
-        """Zeros for everything but the sums."""
-        sums = self._layout.fields[-1]
-        for dtype, vector in self.items():
-            part = view(vector, 0, sums.offset) if dtype == sums.dtype and sums.offset else vector
-            if dtype != sums.dtype or sums.offset:
-                nd.zeros_like(part, out=part)
+        """Sets all vectors to zero."""
+        for vector in self.values():
+            nd.zeros_like(vector, out=vector)
 
 
-def inside(memory: memoryview, layout: Layout, num_trained: int) -> Vectors:
-    """A node in memory that somebody else holds, on the first CPU context."""
+def wrap_memory(memory: memoryview, layout: Layout, num_trained: int) -> ContextVectors:
+    """Returns vectors in the given memory, on the first CPU context."""
     vectors = {
         dtype: nd.from_numpy(np.frombuffer(memory, dtype, length, layout.starts[dtype]), zero_copy=True)
         for dtype, length in layout.lengths.items()
     }
-    return Vectors(layout, num_trained, vectors)
+    return ContextVectors(layout, num_trained, vectors)
 
 
-def place(node: Mapping[str, Any]) -> Any:
-    """The context of a node."""
-    return node.context if isinstance(node, Vectors) else next(iter(node.values())).ctx
+def get_context(node: Mapping[str, Any]) -> Any:
+    """Returns the context of a partial sum."""
+    return node.context if isinstance(node, ContextVectors) else next(iter(node.values())).ctx
 
 
 def add(left: Mapping[str, Any], right: Mapping[str, Any] | None, out: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """MXNet's own addition, on the context of the left side; a copy where there is no right side."""
+    """Returns left + right on the context of `left`, in `out` if given; copies `left` if `right` is None."""
     if right is None:
         assert out is not None
         for dtype, vector in left.items():
             vector.copyto(out[dtype])
         return out
     result = {}
-    away = place(left) != place(right)
+    is_elsewhere = get_context(left) != get_context(right)
     for dtype, vector in left.items():
-        other = right[dtype].copyto(vector.ctx) if away else right[dtype]
+        other = right[dtype].copyto(vector.ctx) if is_elsewhere else right[dtype]
         if out is None:
             result[dtype] = nd.elemwise_add(vector, other)
         else:
@@ -97,7 +93,7 @@ def add(left: Mapping[str, Any], right: Mapping[str, Any] | None, out: Mapping[s
     return result if out is None else out
 
 
-def norm(gradients: Sequence[Any]) -> float:
-    """The norm over all arrays, each of which gives its own first."""
+def compute_norm(gradients: Sequence[Any]) -> float:
+    """Returns the norm of all arrays together, computed from the norm of each array."""
     squares = [float(norm.asscalar()) ** 2 for norm in [nd.norm(gradient) for gradient in gradients]]
     return float(np.sqrt(sum(squares)))

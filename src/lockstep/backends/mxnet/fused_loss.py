@@ -1,8 +1,8 @@
-"""Scored: a loss of gluon's own with its sum beside it, in one graph.
+"""A gluon loss and the sum of its values in one graph.
 
-Told one by one, a loss's operators take the host longer than the engine, eight times
-a step. So Lockstep runs a hybridized copy, which gives the same bits; the script's
-own loss object stays as it is.
+The host needs more time to call the operators of a loss one by one than the engine needs to run them, and it does so
+for every shard. So Lockstep runs a hybridized copy of the loss, which gives the same bits. The script's own loss object
+stays as it is.
 """
 
 import copy
@@ -11,37 +11,37 @@ from typing import Any
 from mxnet import gluon
 from mxnet.util import is_np_array
 
-from lockstep.backends.mxnet.arrays import classic
+from lockstep.backends.mxnet.arrays import as_nd
 
-# How the script runs its loss, which is not what it computes.
-_PASSING = {"_cached_graph", "_cached_op", "_cached_op_args", "_active", "_flags"}
-_OWN = ("mxnet.gluon.loss", "lockstep.backends.mxnet.cross_entropy")
+# Attributes that say how a loss is run, not what it computes.
+_NOT_COMPUTED = {"_cached_graph", "_cached_op", "_cached_op_args", "_active", "_flags"}
+_MODULES = ("mxnet.gluon.loss", "lockstep.backends.mxnet.cross_entropy")
 
 
-class Scored:
-    """The loss as it was when it was last asked for."""
+class FusedLoss:
+    """A gluon loss, which has one value per example, as a graph that also sums these values."""
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
-        self._made: tuple[Any, Any] = (None, None)
+        self._cached: tuple[Any, Any] = (None, None)
 
     def __call__(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        """One loss per example, and their sum as a vector of one in float64."""
-        losses, total = self._graph()(outputs, targets)
-        return losses, classic(total)
+        """Returns one loss per example, and the sum of these losses as a float64 vector of length 1."""
+        losses, total = self._get_graph()(outputs, targets)
+        return losses, as_nd(total)
 
-    def _graph(self) -> Any:
-        """The graph; a new one where the script has changed a number of the loss, or the kind of arrays."""
-        numbers = is_np_array(), {name: value for name, value in vars(self._loss).items() if name not in _PASSING}
-        if self._made[0] != numbers:
+    def _get_graph(self) -> Any:
+        """Returns the graph; builds it again if the script has changed the loss's attributes or called `set_np`."""
+        settings = is_np_array(), {name: value for name, value in vars(self._loss).items() if name not in _NOT_COMPUTED}
+        if self._cached[0] != settings:
             graph = _Graph(self._loss)
             graph.hybridize()
-            self._made = numbers, graph
-        return self._made[1]
+            self._cached = settings, graph
+        return self._cached[1]
 
 
 class _Graph(gluon.HybridBlock):  # type: ignore[misc]
-    """A copy of the loss, and the sum of what it gives."""
+    """A block that computes a copy of the loss, and the sum of its values."""
 
     def __init__(self, loss: Any) -> None:
         super().__init__()
@@ -55,6 +55,6 @@ class _Graph(gluon.HybridBlock):  # type: ignore[misc]
         return losses, F.sum(F.cast(losses, dtype="float64"), axis=0, keepdims=True)
 
 
-def known(loss: Any) -> bool:
-    """Whether this is a loss of gluon's own or of ours, with one value per example."""
-    return type(loss).__module__ in _OWN and isinstance(loss, gluon.loss.Loss)
+def is_gluon_loss(loss: Any) -> bool:
+    """Returns whether this is one of gluon's or Lockstep's loss classes, which return one value per example."""
+    return type(loss).__module__ in _MODULES and isinstance(loss, gluon.loss.Loss)

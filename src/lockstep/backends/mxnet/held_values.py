@@ -1,4 +1,4 @@
-"""Numbers and arrays that blocks hold beside their parameters: in attributes, and in lists, tuples and dicts there."""
+"""Copies, compares and restores the numbers and arrays in blocks' attributes, and in lists, tuples and dicts there."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -7,14 +7,14 @@ import numpy as np
 from mxnet import gluon, nd
 from mxnet.gluon import rnn
 
-_DEPTH = 3  # containers in containers
-_ENTRIES = 1000  # of a container that is looked into
-# What gluon's own classes keep; a cell counts its calls to name what it makes.
+_DEPTH = 3  # how many levels of containers in containers are searched
+_ENTRIES = 1000  # longer containers are not searched
+# Attributes of gluon's own classes; a recurrent cell counts its calls, to name its operators.
 _INTERNAL = frozenset({*vars(gluon.HybridBlock()), *vars(rnn.RecurrentCell()), "skip_states"})
 
 
-class Place(NamedTuple):
-    """A container that a pass may write to, and what was in it."""
+class HeldContainer(NamedTuple):
+    """A container that a pass may write to, and a copy of it."""
 
     name: str
     container: Any
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 
 def find_blocks(roots: Sequence[Any]) -> list[Any]:
-    """Return the script's own blocks whose Python runs in every call: a hybridized one runs as a graph."""
+    """Returns the script's own blocks whose Python code runs in every call; hybridized blocks run as graphs."""
     found = [each for root in roots if isinstance(root, gluon.Block) for each in _walk(root)]
     return list(dict.fromkeys(found))
 
@@ -42,28 +42,27 @@ def _is_hybridized(block: Any) -> bool:
 
 
 class HeldValues:
-    """What some blocks hold at one time; `with_arrays` copies the arrays, so that writes in place show too."""
+    """The values that blocks have at one time; `with_arrays` also copies arrays, so that writes to them are noticed."""
 
     def __init__(self, watched: Sequence[Any], with_arrays: bool) -> None:
-        self.places: list[Place] = []
+        self.containers: list[HeldContainer] = []
         self.arrays: dict[str, tuple[Any, Any]] = {}  # by name, the array and a copy of it
         self._seen: set[int] = set()
         self._with_arrays = with_arrays
         for block in watched:
-            where = f"{block.name}."
-            self._add_container(where, vars(block), _read_attributes(block), _DEPTH)
+            self._add_container(f"{block.name}.", vars(block), _read_attributes(block), _DEPTH)
 
     def _add_container(self, name: str, container: Any, content: Any, depth: int) -> None:
         if id(container) in self._seen:
             return
         self._seen.add(id(container))
-        self.places.append(Place(name, container, content))
+        self.containers.append(HeldContainer(name, container, content))
         if isinstance(content, dict):
             for key, value in content.items():
-                self._add_value(_join(name, key), value, depth)
+                self._add_value(_join_name(name, key), value, depth)
         else:
             for key, value in enumerate(content):
-                self._add_value(_join(name, key), value, depth)
+                self._add_value(_join_name(name, key), value, depth)
 
     def _add_value(self, name: str, value: Any, depth: int) -> None:
         if is_array(value):
@@ -73,51 +72,51 @@ class HeldValues:
             self._add_container(name, value, value if isinstance(value, tuple) else value.copy(), depth - 1)
 
     def find_changed_number(self) -> tuple[str, Any, Any] | None:
-        """Return the name of a number or string that is another one now, what it was and what it is."""
-        for place in self.places:
-            now = place.container
-            if isinstance(now, tuple) or (isinstance(now, list) and len(now) != len(place.content)):
-                continue  # a list that grows is a record, as far as no result shows it
-            for key, value in place.content.items() if isinstance(now, dict) else enumerate(place.content):
+        """Returns the name, the old and the new value of a number or string that has changed; None if none has."""
+        for held in self.containers:
+            now = held.container
+            if isinstance(now, tuple) or (isinstance(now, list) and len(now) != len(held.content)):
+                continue  # a list that grows is a log, which is allowed
+            for key, value in held.content.items() if isinstance(now, dict) else enumerate(held.content):
                 if not _is_plain(value):
                     continue
                 other = now.get(key) if isinstance(now, dict) else now[key]
-                if other is not value and not is_array(other) and repr(other) != repr(value):  # NaN is NaN
-                    return _join(place.name, key), value, other
+                if other is not value and not is_array(other) and repr(other) != repr(value):  # so that NaN equals NaN
+                    return _join_name(held.name, key), value, other
         return None
 
     def has_changed(self) -> bool:
-        """Return whether an array, or what is in a container, is another one now."""
-        return any(_replaced(place) for place in self.places) or any(
+        """Returns whether an array or the content of a container has changed."""
+        return any(_has_other_objects(held) for held in self.containers) or any(
             not same_bytes(array, copy) for array, copy in self.arrays.values()
         )
 
     def find_difference(self, other: "HeldValues") -> str | None:
-        """Return the name of an array that is there in both and has other bytes; a list that grows is a record."""
-        lengths = {place.name: len(place.content) for place in other.places}
+        """Returns the name of an array whose bytes differ in `other`, or None; skips lists that have grown (logs)."""
+        lengths = {held.name: len(held.content) for held in other.containers}
         grown = tuple(
-            f"{place.name}["
-            for place in self.places
-            if isinstance(place.content, list) and len(place.content) != lengths.get(place.name)
+            f"{held.name}["
+            for held in self.containers
+            if isinstance(held.content, list) and len(held.content) != lengths.get(held.name)
         )
         for name, (_, copy) in self.arrays.items():
             if name in other.arrays and not name.startswith(grown) and not same_bytes(copy, other.arrays[name][1]):
                 return name
         return None
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of an array; (1,) if there is none of this name."""
+    def get_shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of an array; (1,) if there is no array of this name."""
         return tuple(self.arrays[name][0].shape) if name in self.arrays else (1,)
 
     def restore(self) -> None:
-        """Put everything back that was there."""
-        for place in self.places:
-            if isinstance(place.container, list):
-                place.container[:] = place.content
-            elif isinstance(place.container, dict) and _replaced(place):
-                for key in _keys(place) - place.content.keys():
-                    del place.container[key]
-                place.container.update(place.content)
+        """Restores all containers and arrays to these values."""
+        for held in self.containers:
+            if isinstance(held.container, list):
+                held.container[:] = held.content
+            elif isinstance(held.container, dict) and _has_other_objects(held):
+                for key in _list_keys(held) - held.content.keys():
+                    del held.container[key]
+                held.container.update(held.content)
         for array, copy in self.arrays.values():
             if not same_bytes(array, copy):
                 if isinstance(array, nd.NDArray):
@@ -127,12 +126,12 @@ class HeldValues:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether it is an array of numpy's or MXNet's."""
+    """Returns whether a value is an array of numpy or MXNet."""
     return isinstance(value, np.ndarray | nd.NDArray)
 
 
 def same_bytes(one: Any, other: Any) -> bool:
-    """Return whether two arrays have the same shape, type and bytes."""
+    """Returns whether two arrays have the same shape, type and bytes."""
     first, second = (each.asnumpy() if isinstance(each, nd.NDArray) else each for each in (one, other))
     return (first.shape, first.dtype, first.tobytes()) == (second.shape, second.dtype, second.tobytes())
 
@@ -145,36 +144,36 @@ def _is_attribute(name: str, value: Any) -> bool:
     return name not in _INTERNAL and not isinstance(value, gluon.Block | gluon.Parameter | gluon.ParameterDict)
 
 
-def _keys(place: Place) -> set[Any]:
-    return {key for key, value in place.container.items() if not place.name.endswith(".") or _is_attribute(key, value)}
+def _list_keys(held: HeldContainer) -> set[Any]:
+    return {key for key, value in held.container.items() if not held.name.endswith(".") or _is_attribute(key, value)}
 
 
-def _replaced(place: Place) -> bool:
-    """Return whether other objects are in the container now."""
-    now, before = place.container, place.content
+def _has_other_objects(held: HeldContainer) -> bool:
+    """Returns whether objects in a container were added, removed or replaced since the container was copied."""
+    now, before = held.container, held.content
     if isinstance(now, tuple):
         return False
     if isinstance(now, list):
         return len(now) != len(before) or any(one is not other for one, other in zip(now, before, strict=True))
-    return _keys(place) != before.keys() or any(now[key] is not value for key, value in before.items())
+    return _list_keys(held) != before.keys() or any(now[key] is not value for key, value in before.items())
 
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, bool | int | float | complex | str | np.generic)
 
 
-def _join(name: str, key: Any) -> str:
+def _join_name(name: str, key: Any) -> str:
     return f"{name}{key}" if name.endswith(".") else f"{name}[{key!r}]"
 
 
-def iterate_names(places: Sequence[Place]) -> Iterator[str]:
-    """Yield the names of what has been replaced."""
-    for place in places:
-        if isinstance(place.container, dict):
-            for key in place.container:
-                if place.content.get(key) is not place.container[key] and (
-                    not place.name.endswith(".") or _is_attribute(key, place.container[key])
+def iterate_names(containers: Sequence[HeldContainer]) -> Iterator[str]:
+    """Yields the names of values in these containers that were replaced since they were copied."""
+    for held in containers:
+        if isinstance(held.container, dict):
+            for key in held.container:
+                if held.content.get(key) is not held.container[key] and (
+                    not held.name.endswith(".") or _is_attribute(key, held.container[key])
                 ):
-                    yield _join(place.name, key)
-        elif _replaced(place):
-            yield place.name
+                    yield _join_name(held.name, key)
+        elif _has_other_objects(held):
+            yield held.name

@@ -1,4 +1,4 @@
-"""Inputs: a shard's arrays in fresh memory on its context, and how a block is called with them."""
+"""Copies a shard's arrays to new memory on its context, and calls a block with a shard's inputs."""
 
 import ctypes
 import inspect
@@ -16,13 +16,13 @@ from lockstep.backends.mxnet.arrays import is_array
 from lockstep.core.batches import transform
 from lockstep.errors import ModelError
 
-_HELD = {"bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"}  # what MXNet has a type for
+_SUPPORTED = {"bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"}
 
 
 def put(value: Any, context: Any, wide: bool) -> Any:
-    """A nest with every array in fresh, contiguous memory on the context.
+    """Copies every array of a pytree to new, contiguous memory on the context.
 
-    Unless the model is `wide`, numpy's float64 becomes float32, as `mx.nd.array` has it.
+    Unless `wide`, numpy's float64 becomes float32, as in `mx.nd.array`.
     """
 
     def leaf(value: Any) -> Any:
@@ -38,63 +38,63 @@ def put(value: Any, context: Any, wide: bool) -> Any:
 
 
 def _from_numpy(value: Any, context: Any, wide: bool) -> Any:
-    """What `mx.nd.array` does, in a third of its time; a number is a vector of one where arrays have axes."""
+    """Does what `mx.nd.array` does, in a third of the time. Without `npx.set_np()` a scalar becomes a vector."""
     shape = value.shape if mx.util.is_np_shape() else value.shape or (1,)
-    source = np.ascontiguousarray(value, _held(value.dtype, wide)).reshape(shape)
+    source = np.ascontiguousarray(value, _choose_dtype(value.dtype, wide)).reshape(shape)
     handle = _new_alloc_handle(source.shape, context, False, source.dtype)
     check_call(_LIB.MXNDArraySyncCopyFromCPU(handle, ctypes.c_void_p(source.ctypes.data), ctypes.c_size_t(source.size)))
     return mx.np.ndarray(handle) if mx.util.is_np_array() else NDArray(handle)
 
 
 @lru_cache(maxsize=64)
-def _held(dtype: Any, wide: bool) -> Any:
-    """The type that MXNet has for numpy's."""
+def _choose_dtype(dtype: Any, wide: bool) -> Any:
+    """Returns the dtype in which MXNet stores an array of this numpy dtype."""
     if dtype == np.float64 and not wide:
         return np.dtype("float32")
-    if str(dtype) in _HELD:
+    if str(dtype) in _SUPPORTED:
         return dtype
     return np.dtype("float32" if dtype.kind == "f" else "int64")
 
 
-def host(value: Any) -> Any:
-    """An array of MXNet's as numpy; anything else as it is."""
+def to_numpy(value: Any) -> Any:
+    """Returns an MXNet array as numpy, also in a list; returns any other value as it is."""
     if isinstance(value, list):
-        return [host(entry) for entry in value]
+        return [to_numpy(entry) for entry in value]
     return value.asnumpy() if is_array(value) else value
 
 
-def on_cpu(value: Any) -> Any:
-    """An array of the script's kind on the CPU."""
+def to_cpu(value: Any) -> Any:
+    """Copies a numpy array to an MXNet array on the CPU."""
     return put(value, mx.cpu(), wide=True)
 
 
 def call(model: Any, inputs: Any) -> Any:
-    """The block's outputs: a tuple is spread, a dict goes by the names of its forward function."""
+    """Calls the block with a tuple's entries in order, or with a dict's entries by the names that `forward` has."""
     if isinstance(inputs, Mapping):
-        return model(*_ordered(type(model), inputs))
+        return model(*_order_inputs(type(model), inputs))
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
-def _ordered(kind: type, inputs: Mapping[str, Any]) -> list[Any]:
-    """The inputs in the order of the forward function; a gluon block takes none by name."""
-    names = _names(kind)
+def _order_inputs(kind: type, inputs: Mapping[str, Any]) -> list[Any]:
+    """Returns the inputs in the order of the forward function, because gluon blocks have no keyword arguments."""
+    names = _list_input_names(kind)
     if not set(inputs) <= set(names):
         raise ModelError(
-            f"Inputs by name carry the names of the block's forward function. Got {', '.join(inputs)}; "
-            f"{kind.__name__} takes {', '.join(names)}. Rename them, or give a tuple."
+            f"The batch has the inputs {', '.join(inputs)}, but {kind.__name__}'s forward function takes "
+            f"{', '.join(names)}. Rename the inputs, or give a tuple."
         )
     given = [name for name in names if name in inputs]
     if given != names[: len(given)]:
         raise ModelError(
-            f"A gluon block takes its inputs in order. Got {', '.join(inputs)}; {kind.__name__} takes "
-            f"{', '.join(names)}. Give all up to the last."
+            f"The batch has the inputs {', '.join(inputs)}, but {kind.__name__} takes {', '.join(names)}, and a gluon "
+            f"block takes its inputs by position, so only the last can be left out. Give all inputs up to {given[-1]}."
         )
     return [inputs[name] for name in given]
 
 
 @lru_cache(maxsize=64)
-def _names(kind: Any) -> list[str]:
-    """The names of the inputs of a block's class."""
+def _list_input_names(kind: Any) -> list[str]:
+    """Returns the names of the inputs that a block's class takes."""
     hybrid = issubclass(kind, HybridBlock) and kind.forward is HybridBlock.forward
     function = kind.hybrid_forward if hybrid else kind.forward
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

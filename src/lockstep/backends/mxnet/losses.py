@@ -1,10 +1,10 @@
-"""Losses of MXNet: gluon's own, which give one value per example, and functions.
+"""Losses on MXNet: gluon's losses, which return one value per example, and the script's functions.
 
-The plain loop adds the examples' losses: backward from the vector, then
-`trainer.step(batch_size)` divides once, in the update. So do we: a shard gives the sum
-over its examples, the shards add, and the update divides.
+A plain gluon loop calls `backward` on the vector of the examples' losses, and `trainer.step(batch_size)` divides by
+the number of examples in the update. Lockstep does the same: the gradient of a shard is a sum over its examples, the
+shards' sums are added, and the update divides.
 
-Only what is already on the host is looked at, so that no shard waits for another.
+Only values that are already on the host are read, so that no shard waits for another shard.
 """
 
 import functools
@@ -16,15 +16,16 @@ from mxnet import autograd, gluon
 from lockstep.backends.mxnet import array_ops, arrays, fused_loss, inputs
 from lockstep.backends.mxnet.cross_entropy import CrossEntropy
 from lockstep.core.batch_entries import check_example_weights
+from lockstep.core.criterion import Criterion
 from lockstep.core.named_metrics import LossTraits
 from lockstep.core.objective import Objective
 from lockstep.core.target_kind import Labels
-from lockstep.core.weighing import Criterion, Share, Term, Weighing
+from lockstep.core.weighing import Share, Term, Weighing
 from lockstep.errors import ModelError
 
 NAMED: Mapping[str, Callable[[], Any]] = {
     "cross_entropy": gluon.loss.SoftmaxCrossEntropyLoss,
-    "mse": lambda: gluon.loss.L2Loss(weight=2.0),  # gluon's own is half of it
+    "mse": lambda: gluon.loss.L2Loss(weight=2.0),  # L2Loss halves the squared error
     "mae": gluon.loss.L1Loss,
     "huber": gluon.loss.HuberLoss,
     "binary_cross_entropy": gluon.loss.SigmoidBinaryCrossEntropyLoss,
@@ -32,19 +33,20 @@ NAMED: Mapping[str, Callable[[], Any]] = {
 
 
 class MxnetWeighing(Weighing):
-    """A mean over examples is a sum, which the update divides."""
+    """Builds each loss's `Term` on MXNet: a mean over examples becomes a sum, which the update divides."""
 
     call = staticmethod(inputs.call)
 
     def mean(self, value: Any, share: Share, **rest: Any) -> Term:
-        """One value per example, or the mean over the shard's examples.
+        """Returns the `Term` of a loss with one value per example, or of a mean over the shard's examples.
 
-        A mean becomes a sum, for shards of one example give both in one form; alone it is left as it is.
+        A mean is multiplied by the number of examples, because for a shard of one example a mean cannot be
+        distinguished from one value per example. With one shard the mean is left as it is.
         """
         if value.ndim and value.shape[0] == share.examples:
             root = value if value.size == share.examples else value.reshape((share.examples, -1)).mean(axis=1)
             with autograd.pause():
-                loss = arrays.total(root)
+                loss = arrays.sum_all(root)
             return Term(root, loss, share.examples, per_example=True, **rest)
         root = value if share.alone else value * share.examples
         return Term(root, value, share.examples, times=share.examples, per_example=not share.alone, **rest)
@@ -54,13 +56,13 @@ WEIGHING = MxnetWeighing(array_ops, 'weights.astype("float32")')
 
 
 def resolve(loss: Any) -> Any:
-    """The loss that a name stands for; anything else as it is."""
+    """Returns the named loss for a name such as 'mse', and any other loss as it is."""
     if not isinstance(loss, str):
         return loss
     if loss not in NAMED:
         raise ModelError(
-            f"A loss's name is one of {', '.join(sorted(NAMED))}. Got {loss!r}. "
-            "Use one of these, a gluon loss, a function of (outputs, targets), or a lockstep.objective."
+            f"There is no loss named {loss!r}. Use one of {', '.join(sorted(NAMED))}, a gluon loss, "
+            "a function of (outputs, targets), or a lockstep.objective."
         )
     named = NAMED[loss]()
     named.hybridize()
@@ -68,39 +70,40 @@ def resolve(loss: Any) -> Any:
 
 
 def choose_term(loss: Any) -> Callable[[Any, Any, Share], Term]:
-    """The function (block, shard's batch, share) -> Term for what the script gave as loss."""
+    """Returns the function (block, shard's batch, share) -> Term for the script's loss."""
     if loss is None:
         return WEIGHING.weigh_model
     if isinstance(loss, Objective):
         return functools.partial(WEIGHING.weigh_objective, loss)
-    if isinstance(loss, CrossEntropy) and fused_loss.known(loss):
+    if isinstance(loss, CrossEntropy) and fused_loss.is_gluon_loss(loss):
         return functools.partial(WEIGHING.compare, CountingCriterion(loss))
-    if fused_loss.known(loss):
+    if fused_loss.is_gluon_loss(loss):
         return functools.partial(WEIGHING.compare, GluonCriterion(loss))
     if not callable(loss):
         raise ModelError(
-            f"A loss is a gluon loss, its name, a function of (outputs, targets) or a lockstep.objective. Got {loss!r}."
+            f"loss={loss!r} is not a loss. Use a gluon loss, its name, a function of (outputs, targets) or a "
+            "lockstep.objective."
         )
     return functools.partial(WEIGHING.compare, MxnetCriterion(loss))
 
 
 def find_unknown(loss: Any) -> Callable[[Any, Any], Any] | None:
-    """The loss as a function of (outputs, targets), if it does not say itself how the examples count."""
-    return None if loss is None or isinstance(loss, Objective) or fused_loss.known(loss) else loss
+    """Returns the loss if its reduction is not known from its class; else None."""
+    return None if loss is None or isinstance(loss, Objective) or fused_loss.is_gluon_loss(loss) else loss
 
 
 def find_traits(loss: Any) -> LossTraits:
-    """What named metrics need to know of the loss."""
+    """Returns what named metrics need to know about the loss."""
     binary = isinstance(loss, gluon.loss.SigmoidBinaryCrossEntropyLoss)
     threshold = 0.5 if binary and loss._from_sigmoid else 0.0
     return LossTraits(getattr(loss, "ignore_index", None), getattr(loss, "_axis", 1), binary, threshold, column=True)
 
 
 class MxnetCriterion(Criterion):
-    """A function of (outputs, targets)."""
+    """A loss that is a function of (outputs, targets)."""
 
     def find_labels(self, outputs: Any, targets: Any) -> Labels | None:
-        """The classes of gluon's cross-entropy of labels: MXNet takes the nearest for a label outside them."""
+        """Returns the valid labels for a cross-entropy of labels, because MXNet accepts others; else None."""
         loss = self.function
         of_labels = isinstance(loss, gluon.loss.SoftmaxCrossEntropyLoss) and loss._sparse_label
         if not of_labels or not arrays.is_array(outputs) or not arrays.is_array(targets):
@@ -109,14 +112,14 @@ class MxnetCriterion(Criterion):
 
 
 class GluonCriterion(MxnetCriterion):
-    """A loss of gluon's own, with one value per example."""
+    """A loss class of gluon, which returns one value per example."""
 
     def __init__(self, loss: Any) -> None:
         super().__init__(loss)
-        self._graph = fused_loss.Scored(loss)
+        self._graph = fused_loss.FusedLoss(loss)
 
     def weigh(self, weighing: Weighing, outputs: Any, targets: Any, weights: Any, share: Share) -> Term:
-        """Without example weights the losses and their sum come out of one graph."""
+        """Returns the loss's `Term`; without example weights, computes the losses and their sum in one graph."""
         if weights is None:
             values, total = self._graph(outputs, targets)
             if values.shape == (share.examples,):
@@ -125,20 +128,20 @@ class GluonCriterion(MxnetCriterion):
 
 
 class CountingCriterion(MxnetCriterion):
-    """Our own cross-entropy: it multiplies by what each target weighs, and its mean divides by that."""
+    """Lockstep's cross-entropy, whose mean divides by the sum of the targets' weights."""
 
     def check(self, outputs: Any, targets: Any, examples: int) -> None:
-        """Refuse class weights of another number."""
+        """Raises ModelError if there are not as many class weights as classes."""
         loss = self.function
         classes = outputs.shape[loss._axis]
         if loss.weights is not None and len(loss.weights) != classes:
             raise ModelError(
-                f"Class weights are one for each class. Got {len(loss.weights)} for {classes} classes. "
-                "Give one for each of the block's outputs."
+                f"Class weights need one entry per class. Got {len(loss.weights)} weights for {classes} classes. Give "
+                "one weight for each of the block's outputs."
             )
 
     def weigh(self, weighing: Weighing, outputs: Any, targets: Any, weights: Any, share: Share) -> Term:
-        """The mean over the targets that count, each with what its class and its example weigh."""
+        """Returns the `Term` of the mean over targets, weighted with the weights of their classes and examples."""
         loss = self.function
         counted = loss.target_weights(array_ops.to_host(targets))
         if weights is not None:

@@ -1,42 +1,45 @@
-"""Replicas: the user's own block, and its parameters on every context.
+"""The script's block, and copies of its parameters on every context while Lockstep computes.
 
-The block is the truth, on the first context. Only while Lockstep computes do its
-parameters lie on the other contexts too, copied from the first just before. So
-whatever the script has written, and however, every replica starts from it; and the
-block that the script saves or runs between the steps is an ordinary one.
+The block itself is on the first context. Its parameters are copied to the other contexts just before each command. So
+every replica starts from what the script has written, however it did so, and between the steps the script has an
+ordinary block to save or to run.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import mxnet as mx
 from mxnet import autograd
 
-from lockstep.backends.mxnet.arrays import accumulated, classic, dtype_of
+from lockstep.backends.mxnet.arrays import as_nd, choose_sum_dtype, get_dtype
 from lockstep.backends.mxnet.unsupported import check_parameters
 from lockstep.errors import ModelError
 
 
 class Replicas:
-    """A block whose parameters are spread over the contexts and gathered again."""
+    """A block and its replicas on the contexts; several replicas may be on one context."""
 
-    def __init__(self, block: Any, contexts: Sequence[Any]) -> None:
+    def __init__(self, block: Any, devices: Sequence[str]) -> None:
         self.block = block
-        self.parameters = named(block)
-        self.trained: Collection[str] | None = None  # the parameters whose gradients go into the leaves, once known
+        self.parameters = name_parameters(block)
+        self.trained: Collection[str] | None = None  # parameters whose gradients are summed; None before a step
         check_parameters(self.parameters)
-        self.move(contexts)
+        self.move(devices)
 
-    def move(self, contexts: Sequence[Any]) -> None:
-        """Takes these contexts, the first for the block itself; replicas may share one."""
-        self.contexts = list(dict.fromkeys(contexts))
-        self._spread: dict[str, tuple[Any, list[Any]]] = {}  # each parameter's form and arrays on the other contexts
+    def move(self, devices: Sequence[str]) -> None:
+        """Moves the replicas to these devices, and the block itself to the first device."""
+        self._devices = [parse_context(device) for device in devices]
+        self.contexts = list(dict.fromkeys(self._devices))
+        self._copies: dict[
+            str, tuple[Any, list[Any]]
+        ] = {}  # each parameter's form, and its arrays on the other contexts
         for parameter in self.parameters.values():
-            self._place(parameter)
+            self._move_parameter(parameter)
 
-    def _place(self, parameter: Any) -> None:
-        """Brings a parameter to the first context; one that the script has spread itself stays there too."""
+    def _move_parameter(self, parameter: Any) -> None:
+        """Moves a parameter to the first context, unless it has an array there already."""
         first = self.contexts[0]
         if first in parameter.list_ctx():
             return
@@ -46,70 +49,83 @@ class Replicas:
             with autograd.pause():
                 parameter._init_impl(parameter.list_data()[0], [first])
 
+    def find_context_index(self, replica: int) -> int:
+        """Returns the index of a replica's context."""
+        return self.contexts.index(self._devices[replica % len(self._devices)])
+
+    def interleave(self, pieces: Mapping[int, Mapping[int, Any]]) -> Iterator[tuple[int, int, Any]]:
+        """Yields (index of the context, shard, piece): the first shard of every replica, then the second, ..."""
+        queues = [
+            [(self.find_context_index(replica), *each) for each in shards.items()] for replica, shards in pieces.items()
+        ]
+        for turn in zip_longest(*queues):
+            yield from (each for each in turn if each is not None)
+
     @property
-    def missing(self) -> list[str]:
-        """The parameters whose shape no batch has told yet."""
+    def uninitialized(self) -> list[str]:
+        """The names of the parameters whose shape is not known before the first batch."""
         return [name for name, parameter in self.parameters.items() if parameter._data is None]
 
-    def require(self) -> None:
-        """Raises where a parameter has no shape yet."""
-        if self.missing:
+    def check_initialized(self) -> None:
+        """Raises ModelError if a parameter has no shape yet."""
+        if self.uninitialized:
             raise ModelError(
-                f"A parameter has a shape before it has a state. {self.missing[0]!r} learns its from the first batch. "
-                "Make a step first, or name the shape: in_units, in_channels."
+                f"Parameter {self.uninitialized[0]!r} gets its shape from the first batch, so it has no value yet. "
+                "Make a step first, or give the shape: in_units=..., in_channels=..."
             )
 
-    def array(self, name: str) -> Any:
-        """A parameter on the first context."""
+    def get_array(self, name: str) -> Any:
+        """Returns a parameter's array on the first context."""
         return self.parameters[name].data(self.contexts[0])
 
-    def field(self, name: str) -> tuple[str, str, tuple[int, ...]]:
-        """A parameter's name, type of accumulation and shape."""
-        array = self.array(name)
-        return name, accumulated(dtype_of(array)), tuple(array.shape)
+    def describe_field(self, name: str) -> tuple[str, str, tuple[int, ...]]:
+        """Returns a parameter's name, the dtype in which its gradients are added, and its shape."""
+        array = self.get_array(name)
+        return name, choose_sum_dtype(get_dtype(array)), tuple(array.shape)
 
-    def wide(self) -> bool:
-        """Whether some parameter is float64."""
-        return any(dtype_of(parameter) == "float64" for parameter in self.parameters.values())
+    def is_double(self) -> bool:
+        """Returns whether any parameter is float64."""
+        return any(get_dtype(parameter) == "float64" for parameter in self.parameters.values())
 
     @contextmanager
     def spread(self) -> Iterator[dict[str, list[Any]]]:
-        """Inside, the block can be called on every context; gives each parameter's arrays in their order."""
-        found = {name: [self.array(name), *self._others(name)] for name in self.parameters}
+        """Lets the block be called on every context; yields each parameter's arrays, in the order of the contexts."""
+        copies = {name: [self.get_array(name), *self._copy_to_others(name)] for name in self.parameters}
         before = [(each, each._data, each._ctx_list, each._ctx_map) for each in self.parameters.values()]
-        numbers = _numbered(self.contexts)
+        indices = _index_contexts(self.contexts)
         try:
             for name, parameter in self.parameters.items():
-                parameter._data, parameter._ctx_list, parameter._ctx_map = found[name], self.contexts, numbers
-            yield found
+                parameter._data, parameter._ctx_list, parameter._ctx_map = copies[name], self.contexts, indices
+            yield copies
         finally:
             for parameter, *own in before:
                 parameter._data, parameter._ctx_list, parameter._ctx_map = own
 
-    def _others(self, name: str) -> list[Any]:
-        """The parameter's arrays on the other contexts, with the values of the first.
+    def _copy_to_others(self, name: str) -> list[Any]:
+        """Copies a parameter from the first context to the other contexts, and returns its arrays there.
 
-        A backward pass goes as far as there are gradients to write, and batch norm counts where it
-        comes. So a parameter has a gradient on every context or on none: in the leaf where it is
-        trained, of its own where only the script wants one, and none, nor a mark of one, where it is frozen.
+        A backward pass runs as far as there are gradients to write, and batch norm updates its statistics in the
+        backward pass. So a parameter must have a gradient on every context or on none. The gradient is in the partial
+        sum if the parameter is trained, and in an array of its own if only the script asks for a gradient. A frozen
+        parameter has no gradient.
         """
-        first, parameter = self.array(name), self.parameters[name]
-        trained = self.trained is None or name in self.trained  # before the first step nobody asks for a gradient
+        first, parameter = self.get_array(name), self.parameters[name]
+        trained = self.trained is None or name in self.trained  # before the first step no gradient is read at all
         form = first.shape, first.dtype, parameter.grad_req, trained
-        known, others = self._spread.get(name, (None, []))
-        if known == form:
+        last_form, others = self._copies.get(name, (None, []))
+        if last_form == form:
             for other in others:
-                classic(first).copyto(classic(other))
+                as_nd(first).copyto(as_nd(other))
             return others
         others = [first.copyto(context) for context in self.contexts[1:]]
         if parameter.grad_req != "null" and not trained:
             for other in others:
                 other.attach_grad(parameter.grad_req)
-        self._spread[name] = form, others
+        self._copies[name] = form, others
         return others
 
-    def unmark(self) -> None:
-        """Gives every parameter its own array for gradients back."""
+    def restore_gradients(self) -> None:
+        """Makes autograd write gradients to the parameters' own gradient arrays again."""
         own = [each for each in self.parameters.values() if each.grad_req != "null" and each._data is not None]
         first = self.contexts[0]
         if own:
@@ -117,39 +133,39 @@ class Replicas:
                 [each.data(first) for each in own], [each.grad(first) for each in own], [each.grad_req for each in own]
             )
 
-    def share(self) -> None:
-        """Copies the first context's values to those that the script itself has spread the block over."""
+    def copy_to_script_contexts(self) -> None:
+        """Copies the first context's values to other contexts on which the script itself has put the block."""
         for parameter in self.parameters.values():
             if len(parameter._data) > 1:
                 first = parameter.data(self.contexts[0])
                 for other in parameter.list_data():
                     if other is not first:
-                        classic(first).copyto(classic(other))
+                        as_nd(first).copyto(as_nd(other))
 
 
-def named(block: Any) -> dict[str, Any]:
-    """The parameters by the names that `save_parameters` gives them; one that is used twice comes once."""
+def name_parameters(block: Any) -> dict[str, Any]:
+    """Returns the parameters by the names that `save_parameters` uses; a shared parameter is listed once."""
     result: dict[str, Any] = {}
     seen: set[int] = set()
-    found = {**block._collect_params_with_prefix(), **{each.name: each for each in block.collect_params().values()}}
-    for name, parameter in found.items():
+    named = {**block._collect_params_with_prefix(), **{each.name: each for each in block.collect_params().values()}}
+    for name, parameter in named.items():
         if id(parameter) not in seen:
             seen.add(id(parameter))
             result[name] = parameter
     return result
 
 
-def _numbered(contexts: Sequence[Any]) -> list[list[int | None]]:
-    """Where a context's array lies, as gluon's parameters keep it: by kind of device and index."""
-    numbers: list[list[int | None]] = [[], []]
+def _index_contexts(contexts: Sequence[Any]) -> list[list[int | None]]:
+    """Returns each context's position in gluon's own format: a list for CPUs and a list for GPUs, by device index."""
+    positions: list[list[int | None]] = [[], []]
     for index, context in enumerate(contexts):
-        row = numbers[context.device_typeid & 1]
+        row = positions[context.device_typeid & 1]
         row += [None] * (context.device_id + 1 - len(row))
         row[context.device_id] = index
-    return numbers
+    return positions
 
 
-def context_of(device: str) -> Any:
-    """The context that a device's name stands for."""
+def parse_context(device: str) -> Any:
+    """Returns the MXNet context for a device's name, e.g. `gpu:1`."""
     kind, _, index = device.partition(":")
     return mx.cpu(int(index or 0)) if kind == "cpu" else mx.gpu(int(index or 0))

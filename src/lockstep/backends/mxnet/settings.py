@@ -1,10 +1,9 @@
-"""Settings: the threads of MXNet's engine, and its generators.
+"""Sets the number of threads of MXNet's engine, and seeds its random number generators.
 
-The engine has a thread of its own for every CPU context, and each has its own count
-of OpenMP threads, for OpenBLAS and oneDNN as well. It is part of the bits. MXNet
-reads OMP_NUM_THREADS when it is imported and offers nothing afterwards; but the
-engine runs what it is given, so a function pushed to a context's thread asks for the
-count there, and sets it.
+The engine has a thread for every CPU context, each with its own number of OpenMP threads, which OpenBLAS and oneDNN use
+too. Results depend on this number. MXNet reads OMP_NUM_THREADS when it is imported and has no function to change the
+number later. But the engine runs functions that are pushed to it, and a function that runs in a context's thread can
+read and set the number.
 """
 
 import ctypes
@@ -16,28 +15,30 @@ from typing import Any
 import mxnet as mx
 from mxnet.base import _LIB, c_handle_array, check_call
 
-_CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-_SEEDS = 1 << 31
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_NUM_SEEDS = 1 << 31
 
 
-class _Place(ctypes.Structure):
-    """A context as the engine has it."""
+class _EngineContext(ctypes.Structure):
+    """A context in the engine's own format."""
 
     _fields_ = (("kind", ctypes.c_int32), ("index", ctypes.c_int32))
 
 
-def num_threads(context: Any) -> int:
-    """The OpenMP threads of the engine's thread for this context."""
-    return int(_inside(context, _LIB.omp_get_max_threads))
+def read_num_threads(context: Any) -> int:
+    """Returns the number of OpenMP threads of the engine's thread for a context."""
+    return int(_run_in_engine_thread(context, _LIB.omp_get_max_threads))
 
 
 @contextmanager
-def threads(count: int, contexts: Sequence[Any]) -> Iterator[None]:
-    """Inside, each context computes with `count` threads; afterwards with as many as before.
+def use_threads(count: int, contexts: Sequence[Any]) -> Iterator[None]:
+    """Lets each CPU context compute with `count` threads inside this context; afterwards restores the old numbers.
 
-    Where that is the count it has anyway, nothing is done and nothing waited for.
+    Waits for the engine only if a context has another number of threads.
     """
-    others = [context for context in contexts if context.device_type == "cpu" and _own(context) != count]
+    others = [
+        context for context in contexts if context.device_type == "cpu" and _read_initial_num_threads(context) != count
+    ]
     if not others:
         yield
         return
@@ -49,34 +50,34 @@ def threads(count: int, contexts: Sequence[Any]) -> Iterator[None]:
     finally:
         mx.nd.waitall()
         for context in others:
-            _set_threads(context, _own(context))
+            _set_threads(context, _read_initial_num_threads(context))
 
 
 def _set_threads(context: Any, count: int) -> None:
-    _inside(context, lambda: _LIB.omp_set_num_threads(ctypes.c_int(count)))
+    _run_in_engine_thread(context, lambda: _LIB.omp_set_num_threads(ctypes.c_int(count)))
 
 
 def seed(value: int, context: Any) -> None:
-    """Seeds the context's generators, when the engine has come so far; MXNet's seeds have 31 bits."""
-    mx.random.seed(value % _SEEDS, ctx=context)
+    """Queues the seeding of a context's random number generators in the engine; MXNet's seeds have 31 bits."""
+    mx.random.seed(value % _NUM_SEEDS, ctx=context)
 
 
 @lru_cache(maxsize=256)
-def _own(context: Any) -> int:
-    """The count with which MXNet started the context's thread, asked for once."""
-    return num_threads(context)
+def _read_initial_num_threads(context: Any) -> int:
+    """Returns the number of OpenMP threads with which MXNet has started the context's thread."""
+    return read_num_threads(context)
 
 
-def _inside(context: Any, function: Callable[[], Any]) -> Any:
-    """What `function` gives in the engine's thread for this context."""
+def _run_in_engine_thread(context: Any, function: Callable[[], Any]) -> Any:
+    """Calls `function` in the engine's thread for a context, and returns its result."""
     done = mx.nd.zeros((1,), ctx=context)
     result: list[Any] = []
-    called = _CALLED(lambda run, parameter: result.append(function()))
-    place = _Place(context.device_typeid, context.device_id)
+    callback = _Callback(lambda run, parameter: result.append(function()))
+    engine_context = _EngineContext(context.device_typeid, context.device_id)
     check_call(
         _LIB.MXEnginePushSyncND(
-            called, None, None, ctypes.byref(place), None, 0, c_handle_array([done]), 1, None, 0, b"lockstep"
+            callback, None, None, ctypes.byref(engine_context), None, 0, c_handle_array([done]), 1, None, 0, b"lockstep"
         )
     )
-    done.wait_to_read()  # `called` must live until then
+    done.wait_to_read()  # the engine calls `callback` until then, so it must not be deleted
     return result[0]

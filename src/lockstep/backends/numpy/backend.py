@@ -1,31 +1,32 @@
-"""The numpy side of the seam: replicas of a dense network, each with parameters of its own.
+"""The numpy backend: replicas of a dense network, each with its own parameters.
 
-Nothing here is clever: what a shard's loss weighs, how leaves add and how a step is
-applied can be read off line by line.
+It is written as plainly as possible, to be read beside the other backends.
 """
 
 import copy
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
-from lockstep.backends import host_vectors
-from lockstep.backends.base import Array, Node, Recipe, State, Work, arrays
+from lockstep.backends.base import Recipe
 from lockstep.backends.change_detector import ChangeDetector
 from lockstep.backends.numpy import array_ops
-from lockstep.backends.numpy.network import LOSSES, SGD, CrossEntropy, Dense, Floats, SquaredError, read_array
-from lockstep.core import seeds
+from lockstep.backends.numpy.network import LOSSES, SGD, Dense, DenseCrossEntropy, DenseSquaredError, Floats, read_array
+from lockstep.core import host_vectors, seeds
 from lockstep.core.batch_entries import check_example_weights, split_batch
 from lockstep.core.batches import count
+from lockstep.core.fold import Fold
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, Column, Sums, resolve
 from lockstep.core.named_metrics import LossTraits, NamedMetrics
 from lockstep.core.outputs import ShardOutputs
-from lockstep.core.shard_sums import check_loss, find_room, measure, pad
+from lockstep.core.shard_sums import ShardSums, check_loss, find_room, measure, pad
 from lockstep.core.state import MODEL, OPTIMIZER, ArraySpec, check_state
+from lockstep.core.tree import Span
+from lockstep.core.types import Array, LazyState, PartialSum, State, Work, to_array
 from lockstep.core.weighing import Term
 from lockstep.errors import ModelError, OptimizerError
 
@@ -33,18 +34,25 @@ _MOMENTUM = ".momentum"
 
 
 class NumpyBackend:
-    """Replicas of a `Dense`, each with parameters of its own."""
+    """Replicas of a `Dense`, each with its own parameters."""
 
     name = "numpy"
     versions: Mapping[str, str] = {"numpy": np.__version__}
-    criterion = None  # every loss says what it is
+    recipe_version = 0  # the script can change nothing of it that the state and the controls do not contain
+    criterion = None  # the reduction of every loss is known
 
     def __init__(self, recipe: Recipe, devices: Sequence[str]) -> None:
         if not isinstance(recipe.optimizer, SGD):
-            raise OptimizerError(f"A Dense goes with lockstep.backends.numpy.SGD. Got {recipe.optimizer!r}.")
+            raise OptimizerError(
+                f"The optimizer of a Dense must be a lockstep.backends.numpy.SGD. Got {recipe.optimizer!r}. Use for "
+                "example SGD(0.1)."
+            )
         loss = LOSSES.get(recipe.loss, recipe.loss) if isinstance(recipe.loss, str) else recipe.loss
-        if not isinstance(loss, CrossEntropy | SquaredError):
-            raise ModelError(f"A Dense's loss is 'cross_entropy', 'mse' or an object of theirs. Got {recipe.loss!r}.")
+        if not isinstance(loss, DenseCrossEntropy | DenseSquaredError):
+            raise ModelError(
+                f"loss={recipe.loss!r} is not a loss of a Dense. Use 'cross_entropy', 'mse', or a DenseCrossEntropy or "
+                "DenseSquaredError of lockstep.backends.numpy."
+            )
         self.devices = tuple(devices)
         self._recipe = recipe
         self._loss = loss
@@ -55,61 +63,59 @@ class NumpyBackend:
         self._replicas += [copy.deepcopy((recipe.model, recipe.optimizer)) for _ in devices[1:]]
         self._layout = Layout.build(
             [(name, str(value.dtype), value.shape) for name, value in recipe.model.parameters.items()],
-            [("sums", "float64", (FIRST_METRIC + find_room(self._metrics, loss),))],
+            [],
+            FIRST_METRIC + find_room(self._metrics, loss),
         )
         self._writes = ChangeDetector(self._read_bytes)
 
     def spread(self, devices: Sequence[str]) -> None:
-        """Each process has one device, so there is nothing to move."""
+        """Does nothing, because each process has one device."""
 
     def computing(self, work: Work) -> AbstractContextManager[None]:
-        """numpy has no global switches that change these bits."""
+        """Returns an empty context, because numpy has no global settings that change the results."""
         return nullcontext()
 
     # -- one step
 
     def layout(self) -> Layout:
-        """Every parameter, and the sums."""
+        """Returns the layout of a partial sum: the gradients of all parameters."""
         return self._layout
 
-    def node(self, layout: Layout, memory: memoryview | None) -> Node:
-        """Lay vectors into the given memory, or into new memory."""
-        return host_vectors.allocate(layout, memory)
-
-    def leaves(self, work: Work, into: Mapping[int, Node]) -> Generator[tuple[int, Node], None, None]:
-        """Computes shard after shard on each replica."""
+    def partial_sums(self, work: Work, fold: Fold) -> tuple[Mapping[Span, PartialSum], ShardSums]:
+        """Computes the shards of each replica one after the other; returns their partial sums and sums."""
+        vectors = {}
         for replica, pieces in work.pieces.items():
-            model = self._model(replica)
+            model = self._get_model(replica)
             for shard, piece in pieces.items():
-                inputs, targets, weights = _parts(piece)
-                generator = np.random.Generator(np.random.PCG64(seeds.shard(work.seed, work.step, shard)))
-                values = model.forward(inputs, generator)
+                leaf = fold.get_buffer(shard)  # first, because it notes which shard a process is computing
+                inputs, targets, weights = _read_piece(piece)
+                rng = np.random.Generator(np.random.PCG64(seeds.shard(work.seed, work.step, shard)))
+                values = model.forward(inputs, rng)
                 self.outputs.keep(work, shard, values[-1], targets, len(inputs))
-                sums, slope = self._weigh(values[-1], targets, weights, work)
+                sums, output_gradient = self._weigh(values[-1], targets, weights, work)
                 check_loss(sums, work.step, shard)
-                room = self._layout.fields[-1].size
-                self._write(into[shard], {**model.backward(values, slope), "sums": pad(sums, room)})
-                yield shard, into[shard]
+                vectors[shard] = pad(sums, self._layout.num_sums)
+                gradients = model.backward(values, output_gradient)
+                for name, view in self._view_gradients(leaf).items():
+                    view[...] = gradients[name]
+                fold.push(shard, leaf)
+        return fold.partial_sums(), ShardSums(lambda: vectors)
 
-    def add(self, left: Node, right: Node | None, out: Node | None) -> Node:
-        """Add with numpy's own addition."""
+    def create_buffer(self, layout: Layout, memory: memoryview | None) -> PartialSum:
+        """Creates the vectors of a partial sum in the given memory, or in new memory."""
+        return host_vectors.create_buffer(layout, memory)
+
+    def add(self, left: PartialSum, right: PartialSum | None, out: PartialSum | None) -> PartialSum:
+        """Returns left + right, in `out` if given; copies `left` if `right` is None."""
         return host_vectors.add(left, right, out)
 
-    def divide(self, total: Node, by: float) -> None:
-        """Divide with numpy's own division."""
+    def divide(self, total: PartialSum, by: float) -> None:
+        """Divides every element of the sum in place."""
         host_vectors.divide(total, by)
 
-    def finish(self, nodes: Mapping[Any, Node], num_shards: int) -> Node:
-        """Add up the root in place."""
-        return host_vectors.add_tree(nodes, num_shards)
-
-    def sums(self, node: Node, layout: Layout) -> Sums:
-        """Copy the field of sums."""
-        return np.array(host_vectors.view(node, layout.fields[-1]))
-
-    def update(self, total: Node, work: Work) -> None:
-        """The optimizer's step on every replica."""
-        gradients = self._read(total)
+    def update(self, total: PartialSum, sums: Sums, work: Work) -> None:
+        """Makes the optimizer's step on every replica."""
+        gradients = self._view_gradients(total)
         clip = self._recipe.options.clip_norm
         if clip is not None:
             factor = min(1.0, clip / (self.norm(total) + 1e-6))
@@ -118,100 +124,98 @@ class NumpyBackend:
             optimizer.step(model.parameters, gradients)
         self._writes.accept()
 
-    def norm(self, total: Node) -> float:
-        """The norm over all parameters, tensor by tensor."""
-        return float(np.sqrt(sum(float((value**2).sum()) for value in self._read(total).values())))
+    def norm(self, total: PartialSum) -> float:
+        """Returns the norm of all gradients together, before clipping."""
+        return float(np.sqrt(sum(float((value**2).sum()) for value in self._view_gradients(total).values())))
 
     @property
     def columns(self) -> Sequence[Column]:
-        """The metrics of the last shard computed."""
+        """The metrics of the last shard that was computed."""
         return self._columns
 
     def _weigh(self, outputs: Floats, targets: Floats, weights: Floats | None, work: Work) -> tuple[Sums, Floats]:
-        """The sums of a shard and the slope of its outputs, before or after which the one division comes."""
-        losses, own, slopes = self._loss(outputs, targets)
-        divided = weights is not None or isinstance(self._loss, CrossEntropy)
+        """Returns a shard's sums and the gradient of its outputs.
+
+        The gradient is not yet divided if the sum over all shards will be divided by the batch's weight.
+        """
+        losses, own, output_gradients = self._loss(outputs, targets)
+        divided = weights is not None or isinstance(self._loss, DenseCrossEntropy)
         if weights is not None:
-            losses, own, slopes = losses * weights, own * weights, slopes * weights[:, None]
+            losses, own, output_gradients = losses * weights, own * weights, output_gradients * weights[:, None]
         loss, weight = losses.sum(), own.sum()
         if self._loss.reduction == "sum":
             weight, divided = 0.0, False
         elif work.num_shards == 1 and weight:
-            slopes, divided = slopes / weight, False
+            output_gradients, divided = output_gradients / weight, False
         elif not divided:
-            slopes = slopes / work.num_examples
+            output_gradients = output_gradients / work.num_examples
         term = Term(None, loss, weight, float(divided), outputs=outputs, targets=targets)
         parts, self._columns = measure(array_ops, self._metrics, term, len(outputs))
-        return array_ops.join(parts), slopes.astype(outputs.dtype)
+        return array_ops.join(parts), output_gradients.astype(outputs.dtype)
 
-    def _write(self, node: Node, values: Mapping[str, Floats]) -> None:
-        for place in self._layout.fields:
-            host_vectors.view(node, place)[...] = values[place.name]
+    def _view_gradients(self, node: PartialSum) -> dict[str, Floats]:
+        return {field.name: host_vectors.view(node, field) for field in self._layout.fields}
 
-    def _read(self, node: Node) -> dict[str, Floats]:
-        return {place.name: host_vectors.view(node, place) for place in self._layout.fields[:-1]}
-
-    def _model(self, replica: int) -> Dense:
-        """The model of a replica; replicas of this process are numbered from its first on."""
+    def _get_model(self, replica: int) -> Dense:
+        """Returns the model of a replica; replica numbers count the replicas of all processes."""
         model: Dense = self._replicas[replica % len(self._replicas)][0]
         return model
 
     # -- forward only
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
-        """The sums of each shard, without dropout."""
+        """Yields each shard's loss and metrics, computed without dropout."""
         for replica, pieces in work.pieces.items():
             for shard, piece in pieces.items():
-                inputs, targets, weights = _parts(piece)
-                outputs = self._model(replica)(inputs)
+                inputs, targets, weights = _read_piece(piece)
+                outputs = self._get_model(replica)(inputs)
                 self.outputs.keep(work, shard, outputs, targets, len(inputs))
                 yield shard, self._weigh(outputs, targets, weights, work)[0]
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
-        """The outputs of each shard, without dropout."""
+        """Yields each shard's outputs, computed without dropout."""
         for replica, pieces in work.pieces.items():
             for shard, piece in pieces.items():
-                yield shard, self._model(replica)(read_array(piece))
+                yield shard, self._get_model(replica)(read_array(piece))
 
     def native(self, outputs: Any) -> Any:
-        """numpy's own arrays are numpy's."""
+        """Returns the outputs as they are, because they are numpy arrays already."""
         return outputs
 
     # -- state
 
     def state(self) -> State:
-        """Parameters and momentum of the first replica."""
-        return self._state(0)
+        """Returns a copy of the first replica's parameters and momentum."""
+        return dict(self._read_state(0))
 
-    def copies(self) -> Iterator[State]:
-        """Every replica's."""
-        for replica in range(len(self._replicas)):
-            yield self._state(replica)
+    def copies(self) -> Iterator[LazyState]:
+        """Yields every replica's state."""
+        yield from map(self._read_state, range(len(self._replicas)))
 
     def model_arrays(self) -> Mapping[str, Any]:
-        """The parameters of the first replica."""
+        """Returns the parameters of the first replica, by name."""
         return {f"model.{name}": value for name, value in self._recipe.model.parameters.items()}
 
-    def _state(self, replica: int) -> State:
+    def _read_state(self, replica: int) -> LazyState:
         model, optimizer = self._replicas[replica]
-        named = [(f"{MODEL}{name}", value.copy()) for name, value in model.parameters.items()]
-        named += [(f"{OPTIMIZER}{name}{_MOMENTUM}", value.copy()) for name, value in optimizer.slots.items()]
-        return arrays(named)
+        arrays = {f"{MODEL}{name}": value for name, value in model.parameters.items()}
+        arrays |= {f"{OPTIMIZER}{name}{_MOMENTUM}": value for name, value in optimizer.velocities.items()}
+        return LazyState(arrays, to_array)
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Write the same state into every replica; one that does not fit changes nothing."""
-        check_state(state, self._specs(state))
+        """Writes a state to every replica; raises StateError, and changes nothing, if it does not fit."""
+        check_state(state, self._describe_state(state))
         for model, optimizer in self._replicas:
             for name, value in model.parameters.items():
                 value[...] = state[f"{MODEL}{name}"].data
-            optimizer.slots = {
+            optimizer.velocities = {
                 name.removeprefix(OPTIMIZER).removesuffix(_MOMENTUM): value.data.copy()
                 for name, value in state.items()
                 if name.startswith(OPTIMIZER)
             }
 
-    def _specs(self, state: Mapping[str, Array]) -> dict[str, ArraySpec]:
-        """Describe the arrays that a saved state must have; from before a first step it may have no momentum."""
+    def _describe_state(self, state: Mapping[str, Array]) -> dict[str, ArraySpec]:
+        """Returns the specs that the arrays of a state must have; before the first step a state has no momentum."""
         own = self._recipe.model.parameters.items()
         specs = {f"{MODEL}{name}": ArraySpec(value.shape, str(value.dtype)) for name, value in own}
         if any(name.startswith(OPTIMIZER) for name in state):
@@ -219,58 +223,58 @@ class NumpyBackend:
         return specs
 
     def numbers(self) -> list[dict[str, Any]]:
-        """One group."""
+        """Returns the optimizer's hyperparameters as a list of one group."""
         return [{"lr": self._recipe.optimizer.lr, "momentum": self._recipe.optimizer.momentum}]
 
     def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
-        """On every replica."""
+        """Sets hyperparameters of every replica's optimizer."""
         for _, optimizer in self._replicas:
             for name, value in numbers[0].items():
                 setattr(optimizer, name, value)
 
     def controls(self) -> Any:
-        """The optimizer's numbers."""
+        """Returns the optimizer's learning rate and momentum."""
         return self._recipe.optimizer.lr, self._recipe.optimizer.momentum
 
     def turn(self, controls: Any) -> None:
-        """Takes over the script's numbers."""
+        """Sets the learning rate and momentum of every replica to the values from the script's process."""
         for _, optimizer in self._replicas:
             optimizer.lr, optimizer.momentum = controls
 
     def touched(self) -> bool:
-        """Return whether the script wrote to the parameters since the last question."""
+        """Returns whether the script wrote to the parameters since the last call."""
         return self._writes.has_changed()
 
     def _read_bytes(self) -> list[bytes]:
-        """Copy the bytes of every array, because numpy does not count writes."""
-        return [value.data.tobytes() for value in self.state().values()]
+        """Copies the bytes of every array, because numpy does not count writes."""
+        return [value.data.tobytes() for value in self._read_state(0).values()]
 
     # -- data and processes
 
     def host(self, value: Any) -> Any:
-        """numpy's own arrays travel as they are."""
+        """Returns the value as it is, because arrays are numpy arrays already."""
         return value
 
     def stage(self, piece: Any) -> Any:
-        """numpy computes where the piece lies."""
+        """Returns the shard's examples as they are, because there is no device to prepare them for."""
         return piece
 
     def source(self, data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
-        """numpy has no data containers of its own."""
+        """Returns None, because numpy has no data sets or loaders of its own."""
         return None
 
     def num_threads(self) -> int:
-        """numpy's threads are not ours to set."""
+        """Returns 1, because Lockstep does not set numpy's threads."""
         return 1
 
     def dump(self) -> bytes:
-        """The recipe in one pickle."""
+        """Returns a pickle of the recipe, for a worker."""
         data: bytes = cloudpickle.dumps(self._recipe)
         return data
 
 
-def _parts(piece: Any) -> tuple[Floats, Floats, Floats | None]:
-    """Fresh copies of inputs, targets and weights."""
+def _read_piece(piece: Any) -> tuple[Floats, Floats, Floats | None]:
+    """Returns copies of a shard's inputs, targets and example weights; None if it has no weights."""
     inputs, targets, given = split_batch(piece, 'weights.astype("float32")')
     count(piece)
     inputs, targets = read_array(inputs), read_array(targets)

@@ -1,4 +1,4 @@
-"""The network: dense layers, an optimizer and two losses, with gradients written by hand."""
+"""A network of dense layers, an optimizer and two losses, with gradients written by hand."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,42 +23,42 @@ class Dense:
     """
 
     def __init__(self, sizes: Sequence[int], seed: int, dtype: str = "float64", dropout: float = 0.0) -> None:
-        generator = np.random.Generator(np.random.PCG64(seed))
+        rng = np.random.Generator(np.random.PCG64(seed))
         self.dropout = dropout
         self.parameters: dict[str, Floats] = {}
         for index, (inputs, outputs) in enumerate(pairwise(sizes)):
-            weight = generator.standard_normal((inputs, outputs)) / np.sqrt(inputs)
+            weight = rng.standard_normal((inputs, outputs)) / np.sqrt(inputs)
             self.parameters[f"{index}.weight"] = weight.astype(dtype)
             self.parameters[f"{index}.bias"] = np.zeros(outputs, dtype)
 
     def __call__(self, x: Floats) -> Floats:
-        """The outputs for a batch of inputs, without dropout."""
+        """Returns the outputs for a batch of inputs, without dropout."""
         return self.forward(x, None)[-1]
 
-    def forward(self, x: Floats, generator: np.random.Generator | None) -> list[Floats]:
-        """The values before each layer and the outputs; with a generator, dropout draws from it."""
+    def forward(self, x: Floats, rng: np.random.Generator | None) -> list[Floats]:
+        """Returns the inputs of each layer and the outputs; dropout draws from `rng`, and is off if `rng` is None."""
         values = [x]
         depth = len(self.parameters) // 2
         for index in range(depth):
             if index:
                 values[-1] = np.maximum(values[-1], 0)
-            if index == depth - 1 and generator is not None and self.dropout:
-                keep = generator.random(values[-1].shape) >= self.dropout
+            if index == depth - 1 and rng is not None and self.dropout:
+                keep = rng.random(values[-1].shape) >= self.dropout
                 values[-1] = values[-1] * keep.astype(values[-1].dtype) / (1 - self.dropout)
             values.append(values[-1] @ self.parameters[f"{index}.weight"] + self.parameters[f"{index}.bias"])
         return values
 
-    def backward(self, values: list[Floats], slope: Floats) -> dict[str, Floats]:
-        """The gradient of every parameter, given that of the outputs."""
+    def backward(self, values: list[Floats], output_gradient: Floats) -> dict[str, Floats]:
+        """Returns the gradient of every parameter from the gradient of the outputs and the values of `forward`."""
         gradients: dict[str, Floats] = {}
         depth = len(self.parameters) // 2
         for index in reversed(range(depth)):
-            gradients[f"{index}.weight"] = values[index].T @ slope
-            gradients[f"{index}.bias"] = slope.sum(0)
-            slope = slope @ self.parameters[f"{index}.weight"].T
+            gradients[f"{index}.weight"] = values[index].T @ output_gradient
+            gradients[f"{index}.bias"] = output_gradient.sum(0)
+            output_gradient = output_gradient @ self.parameters[f"{index}.weight"].T
             if index == depth - 1 and self.dropout:
-                slope = slope / (1 - self.dropout)
-            slope = np.where(values[index] > 0, slope, 0)
+                output_gradient = output_gradient / (1 - self.dropout)
+            output_gradient = np.where(values[index] > 0, output_gradient, 0)
         return gradients
 
 
@@ -72,23 +72,23 @@ class SGD:
 
     lr: float
     momentum: float = 0.0
-    slots: dict[str, Floats] = field(default_factory=dict)
+    velocities: dict[str, Floats] = field(default_factory=dict)
 
     def step(self, parameters: dict[str, Floats], gradients: Mapping[str, Floats]) -> None:
-        """One update, in place."""
+        """Updates the parameters in place with one step."""
         for name, gradient in gradients.items():
             if self.momentum:
-                before = self.slots.get(name)
-                self.slots[name] = gradient.copy() if before is None else before * self.momentum + gradient
-                gradient = self.slots[name]
+                before = self.velocities.get(name)
+                self.velocities[name] = gradient.copy() if before is None else before * self.momentum + gradient
+                gradient = self.velocities[name]
             parameters[name] -= np.asarray(self.lr, gradient.dtype) * gradient
 
 
 @dataclass(frozen=True)
-class CrossEntropy:
+class DenseCrossEntropy:
     """Cross-entropy of logits and class indices.
 
-    The mean divides by the weights of the targets that are not ignored.
+    The mean divides by the sum of the weights of the targets that are not ignored.
     """
 
     ignore_index: int = -100
@@ -96,16 +96,16 @@ class CrossEntropy:
     reduction: str = "mean"
 
     def __call__(self, outputs: Floats, targets: Floats) -> tuple[Floats, Floats, Floats]:
-        """Per example: the loss, what it weighs, and the slope of the loss."""
+        """Returns for each example the loss, its weight, and the gradient of the loss with respect to the outputs."""
         if self.weights is not None and len(self.weights) != outputs.shape[1]:
             raise ModelError(
-                f"Class weights are one for each class. Got {len(self.weights)} for {outputs.shape[1]} classes. "
-                "Give one for each of the model's outputs."
+                f"Class weights need one entry per class. Got {len(self.weights)} weights for {outputs.shape[1]} "
+                "classes. Give one weight for each of the model's outputs."
             )
         if not np.issubdtype(targets.dtype, np.integer) or targets.shape != outputs.shape[:1]:
             raise BatchError(
-                f"Labels are integers, one for each row of the outputs. Got {targets.dtype} of shape {targets.shape} "
-                f"for outputs of shape {outputs.shape}. Use targets.astype(int), one for each example."
+                f"Cross-entropy needs one integer label for each row of the outputs. Got {targets.dtype} of shape "
+                f"{targets.shape} for outputs of shape {outputs.shape}. Use targets.astype(int), one per example."
             )
         check_labels(targets, outputs.shape[1], self.ignore_index)
         shifted = outputs - outputs.max(1, keepdims=True)
@@ -113,32 +113,37 @@ class CrossEntropy:
         rows, counted = np.arange(len(targets)), targets != self.ignore_index
         index = np.where(counted, targets, 0)
         weights = counted * (np.ones(outputs.shape[1]) if self.weights is None else np.asarray(self.weights))[index]
-        slopes = np.exp(logs)
-        slopes[rows, index] -= 1
-        return -logs[rows, index] * weights, weights, slopes * weights[:, None]
+        output_gradients = np.exp(logs)
+        output_gradients[rows, index] -= 1
+        return -logs[rows, index] * weights, weights, output_gradients * weights[:, None]
 
 
 @dataclass(frozen=True)
-class SquaredError:
-    """The mean over an example's outputs of the squared error."""
+class DenseSquaredError:
+    """The squared error, averaged over an example's outputs."""
 
     reduction: str = "mean"
 
     def __call__(self, outputs: Floats, targets: Floats) -> tuple[Floats, Floats, Floats]:
-        """Per example: the loss, what it weighs, and the slope of the loss."""
+        """Returns for each example the loss, its weight, and the gradient of the loss with respect to the outputs."""
         errors = outputs - targets
         return (errors**2).mean(1), np.ones(len(errors)), 2 * errors / errors.shape[1]
 
 
 def read_array(value: Any) -> Floats:
-    """A fresh copy as one array."""
+    """Returns a copy of the value as one array; raises BatchError if it is not an array of real numbers."""
     try:
         array = np.array(value)
     except ValueError as error:
-        raise BatchError(f"numpy's model takes one array of inputs. Got {describe(value)}: {error}.") from None
+        raise BatchError(
+            f"With the numpy backend, inputs, targets and weights must each be one array. Got {describe(value)}: "
+            f"{error}. Give rows of equal length, for example as one np.array."
+        ) from None
     if array.dtype == object or array.dtype.kind in "USc":
-        raise BatchError(f"numpy's model takes arrays of real numbers. Got {array.dtype}. Use .astype(float).")
+        raise BatchError(
+            f"The numpy backend needs arrays of real numbers. Got an array of {array.dtype}. Use .astype(float)."
+        )
     return array
 
 
-LOSSES: dict[str, Any] = {"cross_entropy": CrossEntropy(), "mse": SquaredError()}
+LOSSES: dict[str, Any] = {"cross_entropy": DenseCrossEntropy(), "mse": DenseSquaredError()}

@@ -8,7 +8,7 @@ from tensorflow.python.eager import context
 
 from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.tensorflow.backend import TensorflowBackend
-from lockstep.backends.tensorflow.function_model import Function
+from lockstep.backends.tensorflow.function_program import FunctionProgram
 
 __all__ = ["TensorflowBackend", "adopt", "available", "initial_seed", "name", "open", "processes", "variables"]
 
@@ -16,35 +16,35 @@ joins = True
 
 
 def available() -> list[str]:
-    """The GPUs of this host."""
+    """Returns the names of this host's GPUs."""
     return [f"gpu:{index}" for index, _ in enumerate(tf.config.list_physical_devices("GPU"))]
 
 
 def name(device: Any) -> str:
-    """Without the path before it: `/device:GPU:0`."""
+    """Returns a device's name without the path in front of it, e.g. `GPU:0` for `/device:GPU:0`."""
     return str(device.name).partition("device:")[2]
 
 
 def initial_seed() -> int:
-    """The seed of `tf.random.set_seed`; 0 without one."""
+    """Returns the seed that `tf.random.set_seed` was given; 0 if it was not called."""
     return int(context.global_seed() or 0)
 
 
 def variables(devices: Sequence[str]) -> dict[str, str]:
-    """None: TensorFlow was awake before us."""
+    """Returns no environment variables, because TensorFlow was already initialized when the model was created."""
     return {}
 
 
 def adopt(recipe: Recipe) -> Recipe:
-    """The script's own function and variables are what it calls."""
+    """Returns the recipe unchanged, because training writes to the script's own variables."""
     return recipe
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
-    """The backend of this process, with one replica on each device."""
-    return TensorflowBackend(Function(recipe), recipe, devices)
+    """Returns the backend of this process, with one replica on each device."""
+    return TensorflowBackend(FunctionProgram(recipe), recipe, devices)
 
 
 def processes(devices: Sequence[str]) -> list[list[str]]:
-    """One process drives them all."""
+    """Returns one list with every device, because one process drives them all."""
     return [list(devices)]

@@ -1,4 +1,4 @@
-"""TensorFlow's tensors and variables; only a variable can be written to."""
+"""The array functions of TensorFlow; only variables can be written to, not tensors."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,46 +7,49 @@ import numpy as np
 import tensorflow as tf
 
 
-def copy(array: Any, device: str) -> Any:
-    """A variable, trained where the original is."""
-    with tf.device(_device(device)):
-        return tf.Variable(tf.convert_to_tensor(array), trainable=getattr(array, "trainable", True))
+def copy(arrays: Sequence[Any], device: str) -> list[Any]:
+    """Returns variables on the device, trainable if the originals are."""
+    with tf.device(_find_device(device)):
+        return [tf.Variable(tf.convert_to_tensor(each), trainable=getattr(each, "trainable", True)) for each in arrays]
 
 
 def cut(array: Any, where: Any, device: str) -> Any:
-    """A copy of some examples."""
-    with tf.device(_device(device)):
+    """Returns a copy of the examples `array[where]` on the device."""
+    with tf.device(_find_device(device)):
         return tf.identity(array[where])
 
 
 def absent(array: Any) -> str:
-    """A symbolic tensor has no value yet; a Keras variable has it in a TensorFlow one."""
+    """Returns why this array has no value now; an empty string if it has a value."""
     if not tf.executing_eagerly():
-        return "a tensor inside of a tf.function. Call it outside, with what the function returns"
+        return "a tensor inside a tf.function. Call it outside, with what the function returns"
     if isinstance(array, tf.Tensor | tf.Variable | tf.IndexedSlices):
         return ""
-    return f"a {type(array).__name__}. Give tensors and tf.Variables; a Keras variable has one as .value"
+    return f"a {type(array).__name__}. Give a tensor or a tf.Variable, such as the .value of a Keras variable"
 
 
 def check(array: Any) -> str:
-    """A tensor is not written to, and a variable always can be."""
+    """Returns an empty string: a sum can replace every array, because variables can be written and tensors copied."""
     return ""
 
 
 def add(left: Any, right: Any) -> Any:
-    """TensorFlow's addition on the left tensor's device; sparse gradients are added as dense ones."""
+    """Returns left + right on the left tensor's device; converts sparse gradients to dense tensors."""
     with tf.device(left.device):
         return tf.add(tf.convert_to_tensor(left), tf.convert_to_tensor(right))
 
 
 def widen(array: Any) -> Any:
-    """A tensor with the present value, which a later write to the variable does not change."""
+    """Returns the current value in at least float32, in a tensor that later writes to the variable do not change."""
     with tf.device(array.device):
         return tf.cast(array, tf.float32) if array.dtype in (tf.float16, tf.bfloat16) else tf.identity(array)
 
 
 def update_averages(averages: Sequence[Any], values: Sequence[Any], decay: float) -> Sequence[Any]:
-    """New tensors, each operation in a kernel of its own."""
+    """Returns decay * average + (1 - decay) * value for every pair, in new tensors.
+
+    Each operation runs in a kernel of its own, so that each result is rounded.
+    """
     result = []
     for average, value in zip(averages, values, strict=True):
         with tf.device(average.device):
@@ -56,18 +59,18 @@ def update_averages(averages: Sequence[Any], values: Sequence[Any], decay: float
 
 
 def to_numpy(array: Any) -> Any:
-    """A copy on the host."""
+    """Returns a numpy copy of a tensor or variable."""
     return np.array(array.numpy())
 
 
 def from_numpy(data: Any, like: Any) -> Any:
-    """A copy on the device."""
+    """Returns a copy of a numpy array on the device of `like`."""
     with tf.device(like.device):
         return tf.identity(tf.convert_to_tensor(data))
 
 
 def write(value: Any, target: Any) -> Any:
-    """A variable in place; for a tensor a copy on its device."""
+    """Writes the value into a variable and returns it; for a tensor, returns a copy of the value on its device."""
     if isinstance(target, tf.Variable):
         target.assign(value)
         return target
@@ -75,127 +78,127 @@ def write(value: Any, target: Any) -> Any:
         return tf.identity(tf.convert_to_tensor(value))
 
 
-def _device(name: str) -> str:
+def _find_device(name: str) -> str:
     kind, _, index = name.partition(":")
-    found = tf.config.list_logical_devices(kind.upper())
-    # A name beyond the last is only given to CPUs, of which TensorFlow has one unless told.
-    return str(found[int(index) % len(found)].name)
+    devices = tf.config.list_logical_devices(kind.upper())
+    # Only a CPU's index can be too large: TensorFlow has one CPU device unless it was configured otherwise.
+    return str(devices[int(index) % len(devices)].name)
 
 
 def is_array(value: Any) -> bool:
-    """Symbolic ones too."""
+    """Returns whether this is a tensor, symbolic or not, or a variable."""
     return bool(tf.is_tensor(value))
 
 
 def as_array(value: Any) -> Any:
-    """As TensorFlow makes a tensor."""
+    """Returns the value as a tensor."""
     return tf.convert_to_tensor(value)
 
 
 def to_host(array: Any) -> Any:
-    """None of a symbolic tensor."""
+    """Returns the elements as a numpy array; None while TensorFlow traces a function."""
     return array.numpy() if tf.executing_eagerly() else None
 
 
 def shape(array: Any) -> tuple[int, ...]:
-    """Of a symbolic tensor too."""
+    """Returns the shape of a tensor, which may be symbolic."""
     return tuple(array.shape)
 
 
 def reshape(array: Any, shape: tuple[int, ...]) -> Any:
-    """TensorFlow's."""
+    """Returns the tensor's elements in another shape."""
     return tf.reshape(array, shape)
 
 
 def double(array: Any) -> Any:
-    """float64; also of numbers."""
+    """Casts a tensor or a number to float64."""
     return tf.cast(array, tf.float64)
 
 
 def cast_like(value: Any, array: Any) -> Any:
-    """In the type of the other."""
+    """Casts the value to the dtype of `array`."""
     return tf.cast(value, array.dtype)
 
 
 def average(array: Any) -> Any:
-    """TensorFlow's mean."""
+    """Returns the mean of all elements."""
     return tf.reduce_mean(array)
 
 
 def average_rows(array: Any, examples: int) -> Any:
-    """TensorFlow's mean of every row."""
+    """Returns the mean of each example's elements."""
     return tf.reduce_mean(tf.reshape(array, (examples, -1)), axis=1)
 
 
 def total(array: Any) -> Any:
-    """TensorFlow's sum."""
+    """Returns the sum of all elements."""
     return tf.reduce_sum(array)
 
 
 def scale(array: Any, factor: Any) -> Any:
-    """The factor is rounded first."""
+    """Returns array * factor, with the factor first rounded to the array's dtype."""
     return array * tf.cast(factor, array.dtype)
 
 
 def divide(array: Any, by: Any) -> Any:
-    """By 1 instead of 0."""
+    """Returns array / by. If `by` is 0, divides by 1."""
     by = double(by)
     return array / tf.cast(tf.where(by != 0, by, 1), array.dtype)
 
 
 def as_weight(value: Any) -> Any:
-    """float64."""
+    """Returns a number by which a sum is divided, in float64."""
     return double(value)
 
 
 def as_column(weights: Any, values: Any) -> Any:
-    """In their own type."""
+    """Returns the weights in the shape (examples, 1, ...), in their own dtype."""
     return tf.reshape(weights, (-1, *[1] * (len(values.shape) - 1)))
 
 
 def where(condition: Any, array: Any, other: Any) -> Any:
-    """One of the last two may be a number."""
+    """Returns `array` where the condition is true, else `other`, element by element; either may be a number."""
     return tf.where(condition, array, other)
 
 
 def any_nonzero(array: Any) -> Any:
-    """NaN is not 0."""
+    """Returns whether any element is not 0; NaN counts as not 0."""
     return tf.reduce_any(array != 0)
 
 
 def is_finite_nonzero(value: Any) -> Any:
-    """Of one number."""
+    """Returns whether a scalar is finite and not 0."""
     return tf.math.is_finite(value) & (value != 0)
 
 
 def is_short(array: Any) -> bool:
-    """Smaller floats are added in float32."""
+    """Returns whether the dtype is neither float32 nor float64: gradients of shorter floats are added in float32."""
     return bool(array.dtype not in (tf.float32, tf.float64))
 
 
 def argmax(array: Any, axis: int) -> Any:
-    """TensorFlow's argmax."""
+    """Returns the position of the largest element on an axis."""
     return tf.argmax(array, axis)
 
 
 def has_in_top(array: Any, labels: Any, num: int, axis: int) -> Any:
-    """TensorFlow's top_k, which knows the last axis alone."""
+    """Returns whether each label is among the `num` largest elements on the axis, by top_k on the last axis."""
     last = len(array.shape) - 1
     array = array if axis == last else tf.experimental.numpy.moveaxis(array, axis, last)
     return tf.reduce_any(equal(tf.math.top_k(array, num).indices, labels[..., tf.newaxis]), -1)
 
 
 def equal(left: Any, right: Any) -> Any:
-    """In the left one's type."""
+    """Compares elementwise, in the dtype of the left array."""
     return tf.equal(left, tf.cast(right, left.dtype))
 
 
 def count_true(array: Any) -> Any:
-    """In float64."""
+    """Returns the number of true elements, in float64."""
     return tf.reduce_sum(double(array))
 
 
 def join(parts: Iterable[tuple[Any, float]]) -> Any:
-    """One float64 vector of numbers and tensors, each times a plain number."""
+    """Returns one float64 vector of numbers and tensors, each multiplied by its factor."""
     vectors = [tf.reshape(double(value), (-1,)) * tf.constant(times, tf.float64) for value, times in parts]
     return tf.concat(vectors, axis=0)

@@ -1,8 +1,8 @@
-"""The layout of a partial sum, which lies in host memory and is added by numpy in one thread.
+"""The layout of a partial sum, which is stored in host memory and added by numpy in one thread.
 
-TensorFlow's own addition splits a vector over threads, of which some flush denormal
-numbers to zero and the calling one does not. Adding on the host also keeps Grappler, which
-would reorder a tree of additions inside a graph, away from ours.
+TensorFlow's own addition splits a vector over threads, and some of them flush denormal
+numbers to zero while the calling thread does not. Grappler would also reorder a tree of
+additions inside a graph; it does not see additions on the host.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,34 +10,39 @@ from typing import Any
 
 import tensorflow as tf
 
-from lockstep.backends import host_vectors
-from lockstep.backends.base import Node
-from lockstep.core.layout import Field, Layout
-from lockstep.core.metrics import FIRST_METRIC
+from lockstep.core import host_vectors
+from lockstep.core.layout import Layout
+from lockstep.core.metrics import FIRST_METRIC, Sums
 from lockstep.core.shard_sums import NUM_CHECKS
+from lockstep.core.types import PartialSum
 
 
-def accumulated(variable: Any) -> str:
-    """The type in which leaves of this variable are added: float64 stays, smaller floats are added in float32."""
+def find_sum_dtype(variable: Any) -> str:
+    """Returns the dtype in which gradients of this variable are added: float64, float32, or int64 for integers."""
     dtype = tf.as_dtype(variable.dtype)
     if not dtype.is_floating:
         return "int64"
     return "float64" if dtype == tf.float64 else "float32"
 
 
-def layout(trained: Mapping[str, Any], kept: Mapping[str, Any], room: int) -> Layout:
-    """Gradients first, then running statistics, the flags that tell which of both were there, and the sums."""
+def build_layout(trainable: Mapping[str, Any], statistics: Mapping[str, Any], room: int) -> Layout:
+    """Returns the layout of a partial sum: first the gradients, then the running statistics.
+
+    A shard's vector of sums also has a flag for each of these arrays, whether the shard computed it, and a checksum.
+    """
     return Layout.build(
-        [(name, accumulated(variable), tuple(variable.shape)) for name, variable in trained.items()],
-        [
-            *((name, accumulated(variable), tuple(variable.shape)) for name, variable in kept.items()),
-            ("there", "int64", (len(trained) + len(kept),)),
-            ("sums", "float64", (FIRST_METRIC + room + NUM_CHECKS,)),
-        ],
+        [(name, find_sum_dtype(variable), tuple(variable.shape)) for name, variable in trainable.items()],
+        [(name, find_sum_dtype(variable), tuple(variable.shape)) for name, variable in statistics.items()],
+        FIRST_METRIC + room + len(trainable) + len(statistics) + NUM_CHECKS,
     )
 
 
-def write(node: Node, fields: Sequence[Field], values: Sequence[Any]) -> None:
-    """Copy arrays into the fields; None counts as zero."""
-    for field, value in zip(fields, values, strict=True):
-        host_vectors.view(node, field)[...] = 0 if value is None else value
+def write_arrays(leaf: PartialSum, layout: Layout, arrays: Sequence[Any]) -> None:
+    """Copies a shard's arrays into its partial sum; an array that is None counts as zeros."""
+    for field, array in zip(layout.fields, arrays, strict=True):
+        host_vectors.view(leaf, field)[...] = 0 if array is None else array
+
+
+def read_flags(layout: Layout, sums: Sums) -> list[bool]:
+    """Returns for each array of a partial sum whether at least one shard has computed it."""
+    return [bool(flag) for flag in sums[-len(layout.fields) - NUM_CHECKS : -NUM_CHECKS]]

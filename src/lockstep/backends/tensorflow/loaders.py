@@ -1,9 +1,9 @@
-"""Sources: `tf.data.Dataset`, batched or not, read in the controlling process.
+"""A source that reads a `tf.data.Dataset`, batched or not, in the controller.
 
-A data set gives whole batches, or examples that are put together into batches of the
-size asked for. Its order is its own. One that reshuffles has another order for each of
-its readers, in turn, so that epoch k belongs to reader k: to go on in the middle of a run,
-the readers before are opened and let go.
+A dataset gives batches, or single examples that are put together into batches of the size
+asked for. The dataset decides the order. A dataset that reshuffles gives each of its
+iterators another order, so epoch k belongs to iterator k. To resume in the middle of a run,
+the iterators of earlier epochs are created and dropped.
 """
 
 from collections.abc import Iterator
@@ -14,99 +14,105 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
-from lockstep.core.batches import top
+from lockstep.core.batches import restore_tuples
 from lockstep.errors import BatchError, ExactError
 
 
-def of(data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
-    """A source for a data set of TensorFlow's; None for anything else."""
+def make_source(data: Any, batch_size: int) -> Any:
+    """Returns a source that reads a `tf.data.Dataset`; None for any other data."""
     if isinstance(data, tf.distribute.DistributedDataset):
-        raise BatchError("The batch is the whole batch. Got a distributed data set. Give the tf.data.Dataset itself.")
+        raise BatchError(
+            "The data is a distributed dataset, whose batches are split already, but Lockstep splits each batch "
+            "itself. Give the tf.data.Dataset from which the distributed dataset was created."
+        )
     return DatasetSource(data, batch_size) if isinstance(data, tf.data.Dataset) else None
 
 
-_readers: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()  # how often a data set that reshuffles was read
+_num_iterators: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()  # of datasets that reshuffle
 
 
 class DatasetSource:
-    """The batches of a data set, in its own order."""
+    """The batches of a dataset, in the dataset's own order."""
 
     once = False
     num_examples: int | None = None
     resumes = "by reading and dropping"
 
     def __init__(self, data: Any, batch_size: int) -> None:
-        self._whole = data
-        self._shuffles = [step for step in _steps(data) if getattr(step, "_reshuffle_each_iteration", False)]
-        self.batch_size: int | None = _batched(data)
+        self._dataset = data
+        self._shuffles = [step for step in _list_steps(data) if getattr(step, "_reshuffle_each_iteration", False)]
+        self.batch_size: int | None = _find_batch_size(data)
         if self.batch_size is None:
             data, self.batch_size = data.batch(batch_size), batch_size
-        elif self.batch_size == 0:  # batched, of a size that it does not say
+        elif self.batch_size == 0:  # batches of a size that the dataset does not state
             self.batch_size = None
-        self._data = data
-        found = int(data.cardinality())
-        self.endless = found == tf.data.INFINITE_CARDINALITY
-        self.num_steps: int | None = found if found >= 0 else None
+        self._batches = data
+        cardinality = int(data.cardinality())
+        self.endless = cardinality == tf.data.INFINITE_CARDINALITY
+        self.num_steps: int | None = cardinality if cardinality >= 0 else None
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """The epoch's batches from `start` on; those before are read and dropped."""
+        """Yields the epoch's batches from `start` on; reads and drops the batches before `start`."""
         if self._shuffles:
             self._advance(index, start)
-        return (_numpy(batch) for batch in islice(self._data, start, None))
+        return (_to_numpy(batch) for batch in islice(self._batches, start, None))
 
     def _advance(self, index: int, start: int) -> None:
-        """Brings a data set that reshuffles to its epoch: it has another order for each of its readers, in turn."""
-        readers = _readers.get(self._whole, 0)
-        seeded = all(map(_seeded, self._shuffles))
-        if (index or start) and (readers > index or (not seeded and (index > readers or start))):
-            why, instead = f"it was read {readers} times already", "Make the data set anew for each fit"
+        """Drops iterators until the next iterator has this epoch's order; raises ExactError if none can have it."""
+        created = _num_iterators.get(self._dataset, 0)
+        seeded = all(map(_has_seed, self._shuffles))
+        if (index or start) and (created > index or (not seeded and (index > created or start))):
+            why, instead = f"it was read {created} times already", "Create the dataset again for each fit"
             if not seeded:
                 why, instead = "its shuffle has no seed", "Use shuffle(..., seed=0)"
             raise ExactError(
-                f"A data set that shuffles has another order for each of its readers. Epoch {index + 1}"
-                f"{f' from batch {start}' if start else ''} cannot be had again: {why}. {instead}, or lockstep.data."
+                f"The dataset cannot repeat epoch {index + 1}{f' from batch {start}' if start else ''}: it shuffles in "
+                f"another order each time it is read, and {why}. {instead}, or lockstep.data."
             )
-        for _ in range(index - readers):
-            iter(self._data)
-        _readers[self._whole] = max(index, readers) + 1
+        for _ in range(index - created):
+            iter(self._batches)
+        _num_iterators[self._dataset] = max(index, created) + 1
 
     def state(self) -> Any:
-        """A data set says nothing."""
+        """Returns None, because a dataset has no state to save."""
         return None
 
 
-def _batched(data: Any) -> int | None:
-    """The batch size; 0 where there is one of unknown size, None where the data set gives single examples.
+def _find_batch_size(data: Any) -> int | None:
+    """Returns the batch size; 0 if it is unknown, None if the dataset gives single examples.
 
-    `batch` leaves the first axis unknown, unless it drops the remainder; so does padding.
+    The shapes alone do not show the batch size: the first axis is unknown after `padded_batch` and, unless
+    `drop_remainder` is set, after `batch`.
     """
-    if _walk(data):
+    batching = _find_batching_step(data)
+    if batching:
         shapes = [spec.shape for spec in tf.nest.flatten(data.element_spec)]
-        return _size(data) or (shapes[0][0] or 0)
+        size = getattr(batching, "_batch_size", None)
+        return (0 if size is None else int(size)) or shapes[0][0] or 0
     shapes = [spec.shape for spec in tf.nest.flatten(data.element_spec) if hasattr(spec, "shape")]
     if any(shape.rank is None for shape in shapes):
         raise BatchError(
-            "A data set says which axis counts the examples. Got elements of unknown rank. "
-            "Use dataset.batch(n), or set the shapes in its map function."
+            "The dataset's elements have an unknown number of axes, so Lockstep cannot distinguish batches from single "
+            "examples. Use dataset.batch(n), or set the shapes in the dataset's map function."
         )
     if all(shape.rank and shape[0] is None for shape in shapes):
-        return 0  # from a generator of batches
+        return 0  # the dataset reads batches from a generator
     return None
 
 
 _BATCHING = ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset", "RaggedBatch", "_MapAndBatchDataset")
 
 
-def _steps(data: Any) -> Iterator[Any]:
-    """The steps of a pipeline, the last one first."""
+def _list_steps(data: Any) -> Iterator[Any]:
+    """Yields the transformations of a dataset, such as map and batch, the last transformation first."""
     yield data
     for each in data._inputs():
-        yield from _steps(each)
+        yield from _list_steps(each)
 
 
-def _walk(data: Any) -> Any:
-    """The step of the pipeline that makes batches, if there is one after the last `unbatch`."""
-    for step in _steps(data):
+def _find_batching_step(data: Any) -> Any:
+    """Returns the dataset's step that makes batches; None if no step does, or if a later step splits the batches."""
+    for step in _list_steps(data):
         kind = type(step).__name__
         if any(name in kind for name in ("Unbatch", "FlatMap", "Interleave")):
             return None
@@ -115,25 +121,20 @@ def _walk(data: Any) -> Any:
     return None
 
 
-def _seeded(shuffle: Any) -> bool:
+def _has_seed(shuffle: Any) -> bool:
     return bool(shuffle._seed) or bool(shuffle._seed2)
 
 
-def _size(data: Any) -> int:
-    step = _walk(data)
-    size = getattr(step, "_batch_size", None)
-    return 0 if size is None else int(size)
+def _to_numpy(batch: Any) -> Any:
+    """Returns the batch with numpy arrays, which any process can split and send."""
+    return restore_tuples(tf.nest.map_structure(_to_array, batch))
 
 
-def _numpy(batch: Any) -> Any:
-    """A batch with numpy arrays, which any process can cut and send."""
-    return top(tf.nest.map_structure(_array, batch))
-
-
-def _array(value: Any) -> Any:
+def _to_array(value: Any) -> Any:
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
         raise BatchError(
-            f"A batch's arrays are dense. Got a {type(value).__name__}. Use dataset.padded_batch(n), or to_tensor()."
+            f"A batch of the dataset has a {type(value).__name__}, but Lockstep only splits dense arrays. Use "
+            "dataset.padded_batch(n), or call to_tensor() or tf.sparse.to_dense() in the dataset's map function."
         )
-    found = value.numpy()
-    return found if isinstance(found, np.ndarray) else np.asarray(found)
+    array = value.numpy()
+    return array if isinstance(array, np.ndarray) else np.asarray(array)

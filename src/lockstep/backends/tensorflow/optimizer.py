@@ -1,7 +1,7 @@
-"""Stepping: the optimizer's update of the script's own variables, and its plain numbers.
+"""The optimizer's update of the script's own variables, and its hyperparameters.
 
-The script's own variables take the step. Every replica reads them, or takes their values
-over before it computes, so whatever the script writes between two steps reaches them all.
+Every replica reads the script's own variables, or copies their values before it computes,
+so an update of these variables, and what the script writes to them, reaches every replica.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,82 +10,70 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from lockstep.backends import keras_optimizer_state
-from lockstep.backends.base import Node
-from lockstep.backends.tensorflow.program import Program
+from lockstep.backends.tensorflow.program import TrainingProgram
 from lockstep.core.layout import Field, Layout
+from lockstep.core.types import PartialSum
 
 
-class Used(NamedTuple):
-    """A variable that takes part in an update, where its values lie, and whether they are a gradient."""
+class UpdatedVariable(NamedTuple):
+    """A variable that an update changes."""
 
-    field: Field
+    field: Field  # where its gradient or its new value is
     variable: Any
-    trained: bool
+    is_trainable: bool  # if so, the field holds a gradient
 
 
-class Stepping:
-    """Applies summed gradients."""
+class OptimizerUpdate:
+    """Applies the summed gradients and the averaged running statistics of a step to the script's variables."""
 
-    def __init__(self, program: Program, clip_norm: float | None) -> None:
+    def __init__(self, program: TrainingProgram, clip_norm: float | None) -> None:
         self._program = program
         self._optimizer = program.optimizer
         self._clip_norm = clip_norm
         self._updates: dict[Any, Any] = {}
 
-    def apply(self, total: Node, layout: Layout, there: Sequence[bool]) -> None:
-        """The step with those gradients, and those running statistics, that some shard had."""
-        trained, kept = self._program.trained(), self._program.kept()
-        variables = [*trained.values(), *kept.values()]
-        used = [
-            Used(field, variable, index < len(trained))
-            for index, (field, variable, flag) in enumerate(zip(layout.fields, variables, there, strict=False))
+    def apply(self, total: PartialSum, layout: Layout, present: Sequence[bool]) -> None:
+        """Updates the variables for which at least one shard has a gradient or a running statistic."""
+        trainable, statistics = self._program.trainable, self._program.statistics
+        variables = [*trainable.values(), *statistics.values()]
+        updated = [
+            UpdatedVariable(field, variable, index < len(trainable))
+            for index, (field, variable, flag) in enumerate(zip(layout.fields, variables, present, strict=True))
             if flag
         ]
-        vectors = {dtype: tf.convert_to_tensor(total[dtype]) for dtype in {each.field.dtype: None for each in used}}
+        vectors = {dtype: tf.convert_to_tensor(total[dtype]) for dtype in {each.field.dtype: None for each in updated}}
         lengths = (vector.shape[0] for vector in vectors.values())
-        key = *map(id, variables), *there, *lengths, *self._constants().items(), len(trained)
+        constants = keras_optimizer_state.read_constants(self._optimizer)
+        key = *map(id, variables), *present, *lengths, *constants.items(), len(trainable)
         if key not in self._updates:
-            update = tf.function(lambda vectors: self._update(vectors, used), autograph=False)
-            self._updates[key] = update.get_concrete_function(vectors), variables  # held, so that their ids stay theirs
+            update = tf.function(lambda vectors: self._update(vectors, updated), autograph=False)
+            # The variables are stored so that no other variable gets their ids.
+            self._updates[key] = update.get_concrete_function(vectors), variables
         self._updates[key][0](vectors)
 
-    def _update(self, vectors: Mapping[str, Any], used: Sequence[Used]) -> None:
-        def read(field: Field, variable: Any) -> Any:
-            flat = vectors[field.dtype][field.offset : field.offset + field.size]
-            return tf.cast(tf.reshape(flat, field.shape), variable.dtype)
+    def _update(self, vectors: Mapping[str, Any], updated: Sequence[UpdatedVariable]) -> None:
+        def read(each: UpdatedVariable) -> Any:
+            flat = vectors[each.field.dtype][each.field.offset : each.field.offset + each.field.size]
+            return tf.cast(tf.reshape(flat, each.field.shape), each.variable.dtype)
 
-        gradients = [read(each.field, each.variable) for each in used if each.trained]
-        variables = [each.variable for each in used if each.trained]
+        gradients = [read(each) for each in updated if each.is_trainable]
+        variables = [each.variable for each in updated if each.is_trainable]
         if self._clip_norm is not None:
             norm = tf.linalg.global_norm(gradients)
             factor = tf.minimum(tf.ones_like(norm), self._clip_norm / (norm + 1e-6))
             gradients = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
         if variables:
             self._optimizer.apply(gradients, variables)
-        for each in used:
-            if not each.trained:
-                each.variable.assign(read(each.field, each.variable))
+        for each in updated:
+            if not each.is_trainable:
+                each.variable.assign(read(each))
 
-    def scale(self) -> float:
-        """By what the optimizer multiplies a loss before the backward pass."""
+    def read_loss_scale(self) -> float:
+        """Returns the factor by which the optimizer multiplies a loss before the backward pass."""
         scales = getattr(self._optimizer, "loss_scale_factor", None) or hasattr(self._optimizer, "dynamic_scale")
         return float(self._optimizer.scale_loss(tf.constant(1.0))) if scales else 1.0
 
-    # -- plain numbers
-
-    def numbers(self) -> list[dict[str, Any]]:
-        """One group: the learning rate, and every number that the optimizer was made with."""
-        return keras_optimizer_state.read_numbers(self._optimizer)
-
-    def _constants(self) -> dict[str, Any]:
-        """The numbers that a traced update holds as constants."""
-        return keras_optimizer_state.read_constants(self._optimizer)
-
-    def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
-        """Writes them; a schedule keeps its say over the learning rate."""
-        keras_optimizer_state.set_numbers(self._optimizer, numbers)
-
-    def optimizer_variables(self) -> dict[str, Any]:
-        """Return the optimizer's variables by name, without the learning rate, which is a plain number."""
-        weights = {**self._program.trained(), **self._program.others()}
+    def name_variables(self) -> dict[str, Any]:
+        """Returns the optimizer's variables by name, without the learning rate, which is a hyperparameter."""
+        weights = {**self._program.trainable, **self._program.frozen}
         return keras_optimizer_state.name_variables(self._optimizer, weights)

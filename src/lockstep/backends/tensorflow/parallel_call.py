@@ -1,10 +1,10 @@
-"""Abreast: the shards of every replica in one call into TensorFlow.
+"""Computes the shards of every replica in one call into TensorFlow.
 
-A call costs Python about as much as a layer costs TensorFlow, and meanwhile the cores wait.
-So a step has one: TensorFlow's executor runs the replicas side by side, and the shards of a
-replica in turn. The function around them holds calls, and what takes the rows apart for
-them. The calls are never inlined: TensorFlow optimizes a shard's graph by itself, whatever
-stands beside it.
+A call costs Python about as much time as a layer costs TensorFlow, and the cores wait
+meanwhile. So a step makes one call, in which TensorFlow's executor runs the replicas in
+parallel and the shards of a replica one after the other. The function built here contains
+only calls of the shards' functions, and operations that split the rows for them. The calls
+are never inlined: TensorFlow optimizes a shard's graph alone, whatever else is in the call.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,39 +13,42 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-ALONE = {"_noinline": True}  # the attribute of a function that is optimized by itself
+NOT_INLINED = {"_noinline": True}  # the attribute of a function that is optimized alone
 
 
-class Lane(NamedTuple):
-    """The shards of one replica: where it computes, the variables it reads, and each shard's function."""
+class ReplicaCalls(NamedTuple):
+    """The calls of one replica: where it computes, the variables it reads, and each shard's function."""
 
     place: Callable[[], AbstractContextManager[Any]]
     variables: Sequence[Any]
-    shards: Sequence[Any]
+    functions: Sequence[Any]
 
 
-def together(lanes: Sequence[Lane], pieces: Sequence[Any], *rows: Any) -> Any:
-    """One function of every shard's piece, and of arrays with a row for each, that gives every shard's result.
+def build_call(replicas: Sequence[ReplicaCalls], pieces: Sequence[Any], *rows: Any) -> Any:
+    """Returns one function that computes the results of all shards.
+
+    The function takes every shard's piece, and arrays with a row for each shard, like the arguments given here.
 
     >>> from contextlib import nullcontext
     >>> def body(variables, piece, row):
     ...     return variables[0] * piece + row
-    >>> shard = tf.function(body, autograph=False, experimental_attributes=ALONE)
-    >>> lane = Lane(nullcontext, [tf.Variable(3)], [shard, shard])
+    >>> shard = tf.function(body, autograph=False, experimental_attributes=NOT_INLINED)
+    >>> replica = ReplicaCalls(nullcontext, [tf.Variable(3)], [shard, shard])
     >>> pieces, rows = [tf.constant(index) for index in range(4)], tf.constant([10, 20, 30, 40])
-    >>> [int(result) for result in together([lane, lane], pieces, rows)(pieces, rows)]
+    >>> [int(result) for result in build_call([replica, replica], pieces, rows)(pieces, rows)]
     [10, 23, 36, 49]
     """
 
-    def every(pieces: Sequence[Any], *rows: Any) -> list[Any]:
+    def call_all(pieces: Sequence[Any], *rows: Any) -> list[Any]:
         given = list(zip(pieces, *map(tf.unstack, rows), strict=True))
         results: list[Any] = []
-        for lane in lanes:
+        for replica in replicas:
             before: list[Any] = []
-            for shard in lane.shards:
-                with lane.place(), tf.control_dependencies(before):
-                    results.append(shard(lane.variables, *given[len(results)]))
+            for function in replica.functions:
+                # Without the dependency the executor would run a replica's shards in parallel, too.
+                with replica.place(), tf.control_dependencies(before):
+                    results.append(function(replica.variables, *given[len(results)]))
                 before = [each for each in tf.nest.flatten(results[-1]) if tf.is_tensor(each)]
         return results
 
-    return tf.function(every, autograph=False).get_concrete_function(pieces, *rows)
+    return tf.function(call_all, autograph=False).get_concrete_function(pieces, *rows)

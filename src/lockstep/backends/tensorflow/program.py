@@ -1,10 +1,10 @@
-"""Programs: what TensorFlow trains, as a pure function of variables, one shard's batch and seeds.
+"""The protocol of the programs that this backend trains: pure functions of variables, a shard's batch, and seeds.
 
-A program never writes to a variable. What a shard makes of running statistics it
-gives back, and the same program serves every replica: the variables are handed in.
+A program never writes to a variable. It returns the running statistics that a shard
+computes. One program serves every replica, because it gets the variables as arguments.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from lockstep.core.metrics import Column
@@ -12,63 +12,66 @@ from lockstep.core.shard_sums import Summand
 from lockstep.core.weighing import Share, Term
 
 
-class Copy(NamedTuple):
-    """The variables of one replica: those that are trained, and the running statistics."""
+class ReplicaVariables(NamedTuple):
+    """The variables that one replica reads."""
 
-    trained: Sequence[Any]
-    kept: Sequence[Any]
+    trainable: Sequence[Any]
+    statistics: Sequence[Any]
 
     @property
     def all(self) -> list[Any]:
-        """Both, one after the other."""
-        return [*self.trained, *self.kept]
+        """The trainable variables, then the running statistics."""
+        return [*self.trainable, *self.statistics]
 
 
-class Outcome(NamedTuple):
-    """What a shard gives: its loss, the parts of its sums, and its running statistics."""
+class ProgramResult(NamedTuple):
+    """The loss, the metrics and the running statistics that a program computes for one shard."""
 
     term: Term
     parts: Sequence[Summand]
     columns: Sequence[Column]
-    kept: Sequence[Any]  # after this shard; the variables handed in if nothing has changed
+    statistics: Sequence[Any]  # after this shard; the variable itself if the shard did not change it
     pair: Any = None  # outputs and targets, if metric objects need them
 
 
-class Program(Protocol):
+class TrainingProgram(Protocol):
     """A model, its loss and its metrics; the optimizer is a Keras optimizer."""
 
     optimizer: Any
-    room: int  # the most sums that its metrics give
+    room: int  # the largest number of sums that the metrics can give
 
     @property
     def num_seeds(self) -> int:
-        """How many seeds a shard draws from."""
+        """The number of seeds that a shard needs."""
 
     @property
-    def form(self) -> Hashable:
-        """What a trace holds beside the shapes and the variables: which layers are frozen, say."""
+    def trace_key(self) -> Hashable:
+        """What a trace depends on besides shapes and variables, e.g. which layers are frozen."""
 
-    def trained(self) -> dict[str, Any]:
-        """The script's own variables that the next update may change, by name."""
+    @property
+    def trainable(self) -> Mapping[str, Any]:
+        """The script's variables that the next update may change, by name."""
 
-    def kept(self) -> dict[str, Any]:
-        """The script's own running statistics, by name."""
+    @property
+    def statistics(self) -> Mapping[str, Any]:
+        """The script's running statistics, by name."""
 
-    def others(self) -> dict[str, Any]:
-        """The script's own variables that belong to the state and that no step changes, by name."""
-
-    def build(self, piece: Any) -> None:
-        """Called with a shard's batch, or its inputs alone, before the variables are asked for."""
-
-    def prepare(self, batch: Any) -> None:
-        """Called with a shard's batch before losses and metrics are computed from such batches."""
-
-    def compute(self, own: Copy, batch: Any, share: Share, seeds: Any, training: bool) -> Outcome:
-        """The loss of one shard and its metrics."""
+    @property
+    def frozen(self) -> Mapping[str, Any]:
+        """The script's variables that belong to the state and that no step changes, by name."""
 
     @property
     def criterion(self) -> Callable[[Any, Any], Any] | None:
-        """The loss as a function of (outputs, targets), if it does not say itself how the examples count."""
+        """The loss as a function of (outputs, targets); None if its reduction is known."""
 
-    def outputs(self, own: Copy, inputs: Any, seeds: Any) -> Any:
-        """The outputs for one shard's inputs, without training."""
+    def build(self, piece: Any) -> None:
+        """Gets a shard's batch, or its inputs alone, to create missing variables; called before variables are read."""
+
+    def prepare(self, batch: Any) -> None:
+        """Builds losses and metrics for batches of this form; called before a shard is computed."""
+
+    def compute(self, own: ReplicaVariables, batch: Any, share: Share, seeds: Any, training: bool) -> ProgramResult:
+        """Computes the loss and the metrics of one shard."""
+
+    def predict(self, own: ReplicaVariables, inputs: Any, seeds: Any) -> Any:
+        """Computes the outputs for one shard's inputs, in evaluation mode."""

@@ -1,7 +1,8 @@
-"""Settings: what of TensorFlow's process-wide state can change bits.
+"""TensorFlow's process-wide settings that can change bits: threads, determinism, versions.
 
-Whoever holds a variable has woken TensorFlow, and its threads can no longer be set.
-They are read, checked against what the run was given, and saved with it.
+The thread count can only be set before TensorFlow is initialized, and creating a variable
+initializes TensorFlow. So Lockstep only compares the thread count with the thread count of
+the run, and saves it with the run.
 """
 
 import os
@@ -13,24 +14,24 @@ import tensorflow as tf
 from tensorflow.python.framework import config
 from tensorflow.python.util import _pywrap_util_port
 
-from lockstep.backends.base import Work
+from lockstep.core.types import Work
 from lockstep.errors import PlanError
 
 
 @cache
 def num_threads() -> int:
-    """The threads among which TensorFlow divides one operation; it is awake, so they stay as they are."""
+    """Returns the number of threads that share one operation; it cannot change, so it is read once."""
     chosen: int = tf.config.threading.get_intra_op_parallelism_threads()
     return chosen or len(os.sched_getaffinity(0))
 
 
 def uses_onednn() -> bool:
-    """Return whether TensorFlow computes with oneDNN in this process."""
+    """Returns whether TensorFlow computes with oneDNN in this process."""
     return bool(_pywrap_util_port.IsMklEnabled())
 
 
 def read_versions(device: str) -> dict[str, str]:
-    """Return what decides the bits on a device: versions, threads, oneDNN, and on a GPU its model and its libraries."""
+    """Returns what results on a device depend on: versions, threads, oneDNN, and a GPU's model and libraries."""
     versions = {
         "tensorflow": tf.__version__,
         "keras": tf.keras.__version__,
@@ -47,7 +48,7 @@ def read_versions(device: str) -> dict[str, str]:
 
 @contextmanager
 def computing(work: Work, exact: bool) -> Iterator[None]:
-    """Inside, operations have deterministic forms; afterwards the switch is where the script had it."""
+    """Makes operations deterministic inside this context if `exact`; restores the script's setting afterwards."""
     if not exact:
         yield
         return
@@ -62,11 +63,11 @@ def computing(work: Work, exact: bool) -> Iterator[None]:
 
 
 def _check_threads(work: Work) -> None:
-    """Refuses threads that were asked for and cannot be had any more."""
-    there = num_threads()
-    if work.threads not in (there, max(1, there // work.num_shards)):
+    """Raises PlanError if the run was given a thread count that differs from TensorFlow's."""
+    current = num_threads()
+    if work.threads not in (current, max(1, current // work.num_shards)):
         raise PlanError(
-            f"TensorFlow's threads are set before it wakes, and a model in hand means that it is awake. Got "
-            f"threads={work.threads}; TensorFlow has {there}. Leave threads out, or begin the script with "
-            f"tf.config.threading.set_intra_op_parallelism_threads({work.threads})."
+            "TensorFlow's thread count can only be set before TensorFlow is initialized, and creating a model "
+            f"initializes it. Got threads={work.threads}, but TensorFlow has {current}. Leave threads out, or begin "
+            f"the script with tf.config.threading.set_intra_op_parallelism_threads({work.threads})."
         )

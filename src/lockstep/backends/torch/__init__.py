@@ -13,36 +13,36 @@ joins = True
 
 
 def available() -> list[str]:
-    """The GPUs of this host."""
+    """Returns the GPUs of this host."""
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
 def name(device: Any) -> str:
-    """As PyTorch writes a `torch.device`."""
+    """Returns a device's name as PyTorch writes it, e.g. `cuda:0`."""
     return str(device)
 
 
 def initial_seed() -> int:
-    """The seed of `torch.manual_seed`; without one, the number that torch has drawn when it was started."""
+    """Returns the seed of `torch.manual_seed`; without one, the number that torch has drawn at its import."""
     return torch.initial_seed()
 
 
 def variables(devices: Sequence[str]) -> dict[str, str]:
-    """cuBLAS repeats its bits only with a workspace of fixed size."""
+    """Returns the environment variable for a fixed cuBLAS workspace, without which cuBLAS may give other bits."""
     return {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if devices[0].startswith("cuda") else {}
 
 
 def adopt(recipe: Recipe) -> Recipe:
-    """The script's own model is what it calls. Schedulers and scripts add to the groups of torch's optimizers."""
+    """Returns the recipe with a note that parameter groups may get new keys, as schedulers and scripts add them."""
     return replace(recipe, habits=replace(recipe.habits, open_groups=True))
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
-    """The backend of one process, with its one replica."""
+    """Returns the backend of one process, with its one replica."""
     (device,) = devices
     return TorchBackend(recipe, device)
 
 
 def processes(devices: Sequence[str]) -> list[list[str]]:
-    """One process per device: Python's lock and torch's process-wide generator leave no other way."""
+    """Returns one process per device, because Python's lock and torch's global generator are per process."""
     return [[device] for device in devices]

@@ -1,8 +1,7 @@
-"""Inputs: a shard's arrays in fresh memory, and how a model is called with them.
+"""Copies a shard's arrays to new memory on the device, and outputs back to the host.
 
-Kernels choose their path by a pointer's alignment, and with it their bits. So a
-shard's arrays are always copied into buffers of their own and never are views of
-the batch.
+Kernels choose their algorithm by a pointer's alignment, and the algorithm decides the bits. So a shard's arrays are
+always copied into buffers of their own and are never views of the batch.
 """
 
 import threading
@@ -10,32 +9,40 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, contiguous_format
 
 from lockstep.core.batches import transform
 
 _THREAD = threading.local()  # its streams
 
 
-def put(value: Any, device: torch.device) -> Any:
-    """A nest with every array in a fresh, contiguous tensor on the device."""
+def copy_to_device(value: Any, device: torch.device) -> Any:
+    """Returns a pytree with every array copied into a fresh, contiguous tensor on the device."""
+    kind = type(value)
+    if kind is tuple:
+        return tuple([copy_to_device(each, device) for each in value])
+    if kind is Tensor and value.is_cpu and device.type == "cpu" and not value.requires_grad:
+        return value.clone(memory_format=contiguous_format)
 
     def leaf(value: Any) -> Any:
-        if isinstance(value, Staged):
-            return value.taken()
+        if isinstance(value, StagedTensor):
+            return value.take()
         if isinstance(value, torch.Tensor):
+            if value.device.type == device.type == "cpu":
+                return value.detach().clone(memory_format=torch.contiguous_format)
             fresh = torch.empty(value.shape, dtype=value.dtype, device=device)
             return fresh.copy_(value.detach())
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
             return torch.tensor(value, device=device)
         if isinstance(value, list):
-            return [put(entry, device) for entry in value]
+            return [copy_to_device(entry, device) for entry in value]
         return value
 
     return transform(value, leaf)
 
 
-class Staged:
-    """A tensor that lies on its GPU already, in a buffer of its own, filled on another stream."""
+class StagedTensor:
+    """A tensor that was copied to its GPU ahead of time, into a buffer of its own, on another stream."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -45,19 +52,19 @@ class Staged:
         return len(self._tensor)
 
     def __getitem__(self, where: Any) -> torch.Tensor:
-        return self.taken()[where]
+        return self.take()[where]
 
-    def taken(self) -> torch.Tensor:
-        """The tensor, whose memory is not used again before the computing stream is done with it."""
+    def take(self) -> torch.Tensor:
+        """Returns the tensor for the current stream, and keeps its memory until this stream has used it."""
         self._tensor.record_stream(torch.cuda.current_stream(self._tensor.device))
         return self._tensor
 
 
 def stage(piece: Any, device: torch.device) -> Any:
-    """The piece with its arrays on the GPU: pinned, and copied on a stream of this thread's own."""
+    """Returns the shard's examples with arrays as StagedTensors: pinned, and copied on this thread's own stream."""
     if device.type != "cuda":
         return piece
-    stream = _side_stream(device)
+    stream = _get_stream(device)
 
     def leaf(value: Any) -> Any:
         if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.ndim:
@@ -65,7 +72,7 @@ def stage(piece: Any, device: torch.device) -> Any:
         if not isinstance(value, torch.Tensor) or not value.ndim or value.is_cuda:
             return value
         fresh = torch.empty(value.shape, dtype=value.dtype, device=device)
-        return Staged(fresh.copy_(value.detach().contiguous().pin_memory(), non_blocking=True))
+        return StagedTensor(fresh.copy_(value.detach().contiguous().pin_memory(), non_blocking=True))
 
     with torch.cuda.device(device), torch.cuda.stream(stream):
         staged = transform(piece, leaf)
@@ -73,37 +80,44 @@ def stage(piece: Any, device: torch.device) -> Any:
     return staged
 
 
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
+def _get_stream(device: torch.device) -> torch.cuda.Stream:
     streams: dict[torch.device, torch.cuda.Stream] = _THREAD.__dict__.setdefault("streams", {})
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return streams[device]
 
 
-def host(value: Any) -> Any:
-    """A tensor as numpy, sharing its memory where it can; anything else as it is."""
+def to_host(value: Any) -> Any:
+    """Returns a tensor as numpy, sharing its memory if possible; anything else as it is."""
     if isinstance(value, list):
-        return [host(entry) for entry in value]
+        return [to_host(entry) for entry in value]
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach().cpu()
     return value if value.dtype == torch.bfloat16 else value.numpy()  # numpy has no bfloat16
 
 
-def host_output(value: Any) -> Any:
-    """An output as numpy, which has no bfloat16: those leave as float32."""
-    return host(value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value)
+def output_to_host(value: Any) -> Any:
+    """Returns an output as numpy; bfloat16, which numpy lacks, becomes float32."""
+    return to_host(value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value)
 
 
-def copied(nest: Any) -> Any:
-    """A nest with every tensor as numpy in memory of its own: a model may write to its outputs once more."""
-    return transform(nest, lambda value: np.array(host_output(value)) if isinstance(value, torch.Tensor) else value)
+def copy_to_host(tree: Any) -> Any:
+    """Returns a pytree with every tensor copied to numpy, because the model may write to its outputs again."""
+    return transform(tree, lambda value: np.array(output_to_host(value)) if isinstance(value, torch.Tensor) else value)
 
 
-def to_cpu(metric: Any) -> Any:
-    """A metric object with its own tensors on the CPU.
+def find_tensors(outputs: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a pytree."""
+    found: list[torch.Tensor] = []
+    transform(outputs, lambda value: found.append(value) if isinstance(value, torch.Tensor) else None)
+    return found
 
-    In a launched world torchmetrics would gather by itself: what every process has already, and as often as one looks.
+
+def move_metric_to_cpu(metric: Any) -> Any:
+    """Moves a metric object's own tensors to the CPU, and returns it.
+
+    In a launched world torchmetrics would gather on every call what each process already has; this is turned off.
     """
     if not isinstance(metric, torch.nn.Module):
         return metric

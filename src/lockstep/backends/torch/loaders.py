@@ -1,9 +1,8 @@
-"""Sources: torch's own loaders, read in the controlling process with their own workers.
+"""Sources over torch's data loaders, read in the controlling process with the loader's own workers.
 
-The loader's sampler says which examples come, and runs with generators of its own.
-Each example is read with the global generators seeded from (seed, epoch, index), so
-neither the number of the loader's workers nor the place where a run was resumed
-changes a byte.
+The loader's sampler chooses the examples and draws from random number generators of its own. Each example is read
+with the global generators seeded from (seed, epoch, index), so neither the number of the loader's workers nor the
+step at which a run is resumed changes a byte.
 """
 
 import zlib
@@ -15,22 +14,22 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
 from lockstep.core import global_rng, huggingface, seeds
-from lockstep.core.batches import describe, leaves, top
+from lockstep.core.batches import describe, leaves, restore_tuples
 from lockstep.core.find_rng import find_generators
 from lockstep.core.global_rng import SeparateGenerators
 from lockstep.core.local_rng import IsolatedGenerators, iterate_separately, seed_generators
 from lockstep.errors import BatchError
 
-# What a loader was made with, and passes on to the one that reads in its place. Not its generator, which belongs to
-# the sampler: it would be drawn from once more where the loader has workers.
+# Arguments of the script's loader that are passed on to the one that reads for it. Not its generator, which belongs to
+# the sampler: a loader with workers would draw from it once more.
 _PASSED_ON = (
     *("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
     *("prefetch_factor", "persistent_workers"),
 )
 
 
-def of(data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
-    """A source for a DataLoader or a stream of examples; None for anything else, also for what keeps its own state."""
+def find_source(data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
+    """Returns a source for a DataLoader or an IterableDataset; None for other data, and loaders with a state_dict."""
     stateful = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
     if isinstance(data, IterableDataset) and not (stateful and huggingface.is_batched(data)):
         collate = _collate_examples if stateful else None
@@ -41,12 +40,15 @@ def of(data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
         return None
     samplers = data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)
     if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
-        raise BatchError("The batch is the whole batch. Remove the sampler.")
+        raise BatchError(
+            "Lockstep splits each batch over the devices itself. Got a DistributedSampler, which gives every process "
+            "other examples. Remove it from the DataLoader."
+        )
     return (StreamLoaderSource if isinstance(data.dataset, IterableDataset) else LoaderSource)(data, seed)
 
 
 class _Source:
-    """What both have in common: the loader's own batch size, order and workers."""
+    """A DataLoader as a source of batches, with its numbers of steps and examples (None if unknown)."""
 
     endless = once = False
 
@@ -61,49 +63,49 @@ class _Source:
             self.num_steps = self.num_examples = None
 
     def state(self) -> Any:
-        """A DataLoader says nothing."""
+        """Returns None, because a DataLoader has no state to save."""
         return None
 
 
 class StreamLoaderSource(_Source):
-    """A loader over a stream of examples."""
+    """A DataLoader over an IterableDataset."""
 
     resumes = "by reading and dropping"
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """The loader's batches; those before `start` are read and dropped."""
+        """Returns an epoch's batches from batch `start` on; earlier ones are read and dropped."""
         apart = global_rng.seed_loader(self._loader, self._seed, index)
         held = find_generators(self._loader.dataset, self._loader.collate_fn)
         seed_generators(held, seeds.derive("loader", self._seed, index))  # a resumed epoch begins with the same
-        return map(top, islice(iterate_separately(lambda: iter(self._loader), apart), start, None))
+        return map(restore_tuples, islice(iterate_separately(lambda: iter(self._loader), apart), start, None))
 
 
 class LoaderSource(_Source):
-    """A loader over a data set with examples by index."""
+    """A DataLoader over a map-style Dataset."""
 
     resumes = "by its sampler"
 
     def __init__(self, loader: Any, seed: int) -> None:
         super().__init__(loader, seed)
         collates = loader.batch_sampler is not None
-        self._keys = _Keys(loader.batch_sampler if collates else loader.sampler)
+        self._keys = _ResumableSampler(loader.batch_sampler if collates else loader.sampler)
         options: dict[str, Any] = {name: getattr(loader, name) for name in _PASSED_ON}
-        reading = (_Batches if collates else _Answers)(loader.dataset, loader.collate_fn, seed)
+        reading = (_BatchReader if collates else _AnswerReader)(loader.dataset, loader.collate_fn, seed)
         self._reading: DataLoader[Any] = DataLoader(
-            reading, batch_size=None, sampler=self._keys, collate_fn=_as_it_is, **options
+            reading, batch_size=None, sampler=self._keys, collate_fn=_keep_batch, **options
         )
 
     def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
-        """The loader's batches from `start` on; nothing is read of those before."""
+        """Returns an epoch's batches from batch `start` on; earlier ones are not read."""
         self._keys.begin(index, start, global_rng.seed_loader(self._loader, self._seed, index))
         apart = SeparateGenerators(seeds.derive("loader", self._seed, index))
         with apart:
             iterator = iter(self._reading)
-        return map(top, apart.iterate(iterator))
+        return map(restore_tuples, apart.iterate(iterator))
 
 
-class _Keys:
-    """The sampler's answers, each with its epoch, from one of them on."""
+class _ResumableSampler:
+    """Yields (epoch, what the loader's sampler yields), from batch `start` of an epoch on."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -117,15 +119,17 @@ class _Keys:
         epoch, start, apart = self._begin
         with apart:
             found = iter(self._sampler)
-        # A loader with workers asks ahead: the sampler's draws are its own.
+        # A loader with workers reads ahead, so the sampler draws from generators of its own.
         return ((epoch, answer) for answer in islice(apart.iterate(found), start, None))
 
     def __len__(self) -> int:
         return len(self._sampler)
 
 
-class _Answers(Dataset[Any]):
-    """What a loader that does not collate makes of a sampler's answer, read with generators of its own."""
+class _AnswerReader(Dataset[Any]):
+    """The data set of a loader without automatic batching: reads the examples of what its sampler yields.
+
+    The random number generators are seeded for each read, and restored afterwards."""
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], seed: int) -> None:
         self._dataset = dataset
@@ -136,16 +140,16 @@ class _Answers(Dataset[Any]):
         epoch, answer = key
         with IsolatedGenerators(self._dataset, self._collate) as isolated:
             found = self._read(isolated, epoch, answer)
-            isolated.seed(seeds.derive("collate", self._seed, epoch, *_numbers(answer)))
+            isolated.seed(seeds.derive("collate", self._seed, epoch, *_to_integers(answer)))
             return self._collate(found)
 
     def _read(self, isolated: IsolatedGenerators, epoch: int, answer: Any) -> Any:
-        isolated.seed(seeds.derive("example", self._seed, epoch, *_numbers(answer)))
+        isolated.seed(seeds.derive("example", self._seed, epoch, *_to_integers(answer)))
         return self._dataset[answer]
 
 
-class _Batches(_Answers):
-    """What a loader that collates makes of a batch sampler's answer."""
+class _BatchReader(_AnswerReader):
+    """The data set of a loader with automatic batching: reads the examples of a batch sampler's list of indices."""
 
     def __getitem__(self, key: Any) -> Any:
         epoch, answer = key
@@ -153,15 +157,15 @@ class _Batches(_Answers):
 
     def _read(self, isolated: IsolatedGenerators, epoch: int, answer: Any) -> Any:
         if hasattr(self._dataset, "__getitems__"):
-            isolated.seed(seeds.derive("example", self._seed, epoch, *_numbers(answer)))
+            isolated.seed(seeds.derive("example", self._seed, epoch, *_to_integers(answer)))
             return self._dataset.__getitems__(answer)
-        return [super(_Batches, self)._read(isolated, epoch, each) for each in answer]
+        return [super(_BatchReader, self)._read(isolated, epoch, each) for each in answer]
 
 
 def _collate_examples(examples: list[Any]) -> Any:
-    """Collates what an IterableDataset with a state_dict gives, if it can be nothing but examples.
+    """Collates examples of an IterableDataset with a state_dict; raises BatchError if each may be a batch.
 
-    Loaders of whole batches have a state_dict, too, and are IterableDatasets now and then.
+    Loaders of complete batches have a state_dict too, and some are IterableDatasets.
     """
     sizes = {_length(leaf) for leaf in leaves(examples[0])}
     if len(sizes) == 1 and None not in sizes:
@@ -175,21 +179,21 @@ def _collate_examples(examples: list[Any]) -> Any:
 
 
 def _length(leaf: Any) -> int | None:
-    """Returns the length of the axis that would count a batch's examples; None where there is none."""
+    """Returns the length of the axis that would count a batch's examples; None if there is none."""
     if isinstance(leaf, list):
         return len(leaf)
     shape: Any = getattr(leaf, "shape", ())
     return int(shape[0]) if len(shape) else None
 
 
-def _as_it_is(batch: Any) -> Any:
+def _keep_batch(batch: Any) -> Any:
     return batch
 
 
-def _numbers(answer: Any) -> list[int]:
-    """What a sampler answered, for a seed."""
+def _to_integers(answer: Any) -> list[int]:
+    """Returns what a sampler yields as integers, from which a seed is derived."""
     if hasattr(answer, "tolist"):
         answer = answer.tolist()
     if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
-        return [number for each in answer for number in _numbers(each)]
+        return [number for each in answer for number in _to_integers(each)]
     return [int(answer) if isinstance(answer, Integral) else zlib.crc32(repr(answer).encode())]

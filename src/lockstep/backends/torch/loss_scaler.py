@@ -1,33 +1,37 @@
-"""The scaler: dynamic loss scaling for float16, decided from the summed gradient.
+"""Dynamic loss scaling for float16, decided from the summed gradient.
 
-The rule is that of torch's GradScaler: an update whose gradient is not finite is
-left out and halves the scale, 2,000 updates in a row double it. Every replica sees
-the same sum, so every replica takes the same decision. Scales are powers of two:
-scaling and unscaling change no bits.
+The rule is that of torch's GradScaler: an update whose gradient is not finite is left out and halves the scale;
+2,000 updates in a row double it. Every replica has the same sum and so makes the same decision. Scales are powers
+of two, so scaling and unscaling change no bits.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.core.types import Array, State
 from lockstep.errors import NonFiniteError
 
 GROWTH_INTERVAL = 2000
-SMALLEST_SCALE = 2.0**-24  # a gradient of 1 is then the smallest number that float16 has
-HALF = 1 << 32  # in the flag of a gradient that is there: the backward pass held it in float16
+SMALLEST_SCALE = 2.0**-24  # a gradient of 1 then becomes the smallest number that float16 has
+HALF = 1 << 32  # added to the flag of a gradient that the backward pass computed in float16
+SCALE, NUM_UPDATES = "scaler.scale", "scaler.held"  # names in the state
 LARGEST_SCALE = 2.0**127  # of float32, in which gradients are unscaled
 
 
-def power_of_two(weight: float) -> float:
-    """The smallest power of two from `weight` on: a shard's summed loss is divided by it before the backward pass.
+def find_power_of_two(weight: float) -> float:
+    """Returns the smallest power of two that is at least `weight`; a shard's summed loss is divided by it.
 
-    `weight` is what the whole batch is divided by, as far as the shard can tell. So float16 holds gradients of the size
-    that the batch's mean has, as under GradScaler, and not of its sum. Afterwards they are multiplied by it, exactly.
+    `weight` is what the whole batch is divided by, as far as the shard can know. Float16 then holds gradients of
+    the size that the batch's mean has, as under GradScaler, and not of its sum. The gradients are multiplied by it
+    afterwards, exactly.
 
-    >>> power_of_two(48.0), power_of_two(64.0), power_of_two(0.3)
+    >>> find_power_of_two(48.0), find_power_of_two(64.0), find_power_of_two(0.3)
     (64.0, 64.0, 0.5)
     """
     if not math.isfinite(weight):
@@ -36,8 +40,8 @@ def power_of_two(weight: float) -> float:
     return math.ldexp(1.0, exponent - (fraction == 0.5))
 
 
-def cast_parameters(root: Tensor) -> set[int]:
-    """The ids of the parameters that the loss depends on through a cast, as autocast makes one to float16."""
+def find_cast_parameters(root: Tensor) -> set[int]:
+    """Returns the ids of the parameters on which the loss depends through a cast, such as autocast's to float16."""
     found: set[int] = set()
     seen: set[Any] = set()
     nodes = [root.grad_fn]
@@ -54,31 +58,41 @@ def cast_parameters(root: Tensor) -> set[int]:
 
 
 @dataclass
-class Scaler:
-    """The scale and how many steps in a row it has held."""
+class LossScaler:
+    """The scale, and the number of updates since it last changed."""
 
     scale: float = 1.0
-    held: int = 0
+    num_updates: int = 0
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Array]) -> "LossScaler":
+        """Returns a scaler with the scale and the number of updates in a saved state."""
+        return cls(state[SCALE].data.item(), state[NUM_UPDATES].data.item())
+
+    def to_state(self) -> State:
+        """Returns the scale and the number of updates as arrays, for a checkpoint."""
+        updates = Array(np.asarray(self.num_updates), "int64")
+        return {SCALE: Array(np.asarray(self.scale), "float64"), NUM_UPDATES: updates}
 
     def unscale(self, gradients: list[Tensor], halves: list[bool], step: int) -> list[Tensor] | None:
-        """The gradients without the scale, or None where one is not finite and the update must be left out.
+        """Returns the gradients divided by the scale; None if one is not finite, so that the update must be skipped.
 
-        `halves` tells which of them the whole batch's backward pass would have held in float16: the sum of the shards'
-        may be larger than float16 can be.
+        `halves` says which gradients a backward pass over the whole batch would have in float16. These must be finite
+        in float16, too, although their sum over the shards is float32.
         """
         rounded = [gradient.half() if half else gradient for gradient, half in zip(gradients, halves, strict=True)]
         if all(bool(torch.isfinite(gradient).all()) for gradient in rounded):
             unscaled = list(torch._foreach_mul(gradients, 1.0 / self.scale))
-            self.held += 1
-            if self.held == GROWTH_INTERVAL:
-                self.scale, self.held = min(self.scale * 2, LARGEST_SCALE), 0
+            self.num_updates += 1
+            if self.num_updates == GROWTH_INTERVAL:
+                self.scale, self.num_updates = min(self.scale * 2, LARGEST_SCALE), 0
             return unscaled
         if self.scale <= SMALLEST_SCALE:
             raise NonFiniteError(
-                f"The float16 gradient of step {step} is not finite, and its loss scale is at the floor, "
-                f"{self.scale:g}: every update left out before has halved it from {2.0**16:g}. The model is as it was "
-                "before that step. Look for NaN in the losses of the last steps, use a smaller learning rate, or "
-                "precision='bf16', which needs no scale."
+                f"The float16 gradient of step {step} is not finite although the loss scale is already at its minimum, "
+                f"{self.scale:g}: each skipped update halves it. The model is as it was before that step. Look for NaN "
+                "in the losses of the last steps, use a smaller learning rate, or use precision='bf16', which needs "
+                "no loss scale."
             )
-        self.scale, self.held = self.scale / 2, 0
+        self.scale, self.num_updates = self.scale / 2, 0
         return None

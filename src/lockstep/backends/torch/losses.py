@@ -1,6 +1,5 @@
-"""torch's losses: by what their own means divide, and which of them say how they reduce."""
+"""Losses on PyTorch: what the means of torch's own losses divide by, and whether a loss is a sum or a mean."""
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.backends.torch import array_ops
+from lockstep.core.criterion import Criterion
 from lockstep.core.named_metrics import LossTraits
 from lockstep.core.objective import Objective
 from lockstep.core.target_kind import Labels
-from lockstep.core.weighing import Criterion, Share, Term, Weighing
+from lockstep.core.weighing import Share, Term, Weighing
 from lockstep.errors import ModelError
 
 WEIGHING = Weighing(array_ops, "weights.float()")
@@ -22,28 +22,26 @@ _BINARY_FUNCTIONS = (nn.functional.binary_cross_entropy_with_logits, nn.function
 
 
 def choose_term(loss: Any) -> Callable[[nn.Module, Any, Share], Term]:
-    """The function (model, shard's batch, share) -> Term for what the script gave as loss, unless that is None."""
+    """Returns the function (model, shard's batch, share) -> Term for the script's loss, which is not None."""
     if isinstance(loss, Objective):
         return functools.partial(WEIGHING.weigh_objective, loss)
     function = _resolve(loss)
     if not callable(function):
         raise ModelError(
-            f"A loss is a torch.nn loss, a function of (outputs, targets) or a lockstep.objective. Got {loss!r}."
+            f"A loss must be a torch.nn loss, a function of (outputs, targets) or a lockstep.objective. Got {loss!r}."
         )
     return functools.partial(WEIGHING.compare, TorchCriterion(function))
 
 
 def find_unknown(loss: Any) -> Callable[[Any, Any], Any] | None:
-    """The loss as a function of (outputs, targets), if it does not say itself how it reduces them."""
+    """Returns the loss as a function of (outputs, targets); None if it is known whether it is a sum or a mean."""
     function = _resolve(loss)
-    own = getattr(type(function), "forward", function)
-    own = own.func if isinstance(own, functools.partial) else own
-    known = (getattr(own, "__module__", None) or "").startswith(("torch.nn.modules.loss", "torch.nn.functional"))
-    return None if loss is None or isinstance(loss, Objective) or known or _is_sum(function) else function
+    known = loss is None or isinstance(loss, Objective) or _is_torchs(function) or _is_sum(function)
+    return None if known else function
 
 
 def find_traits(loss: Any) -> LossTraits:
-    """What named metrics need to know of the loss."""
+    """Returns what named metrics need to know about the loss."""
     function, resolved = getattr(loss, "func", loss), _resolve(loss)
     probabilities = isinstance(loss, nn.BCELoss) or function is nn.functional.binary_cross_entropy
     binary = isinstance(loss, _BINARY) or any(function is each for each in _BINARY_FUNCTIONS)
@@ -52,18 +50,31 @@ def find_traits(loss: Any) -> LossTraits:
 
 
 class TorchCriterion(Criterion):
-    """A loss of (outputs, targets); of torch's own loss over classes it is known what its mean divides by."""
+    """A loss of (outputs, targets). For CrossEntropyLoss and NLLLoss it knows what their mean divides by."""
 
-    divides_by_targets = True
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        self._is_of_classes = _is_of_classes(function)
+        self._takes_reduction = _takes_reduction(function)
+        self.is_own = self._is_of_classes or _is_torchs(function)
+
+    @property
+    def _class_weights(self) -> Tensor | None:
+        """The loss's class weights now, because the script may set others; avoids `nn.Module`'s slow `__getattr__`."""
+        if not self._is_of_classes:
+            return None
+        buffers = self.function._buffers
+        weights: Tensor | None = buffers["weight"] if "weight" in buffers else self.function.weight  # noqa: SIM401
+        return weights
 
     @property
     def is_sum(self) -> bool:
-        """Whether the loss says that it is a sum."""
+        """Whether the loss has reduction="sum"."""
         return _is_sum(self.function)
 
     def check(self, outputs: Any, targets: Any, examples: int) -> None:
-        """Refuse class weights of another number, before a label is looked up in them."""
-        weights = self.function.weight if _is_of_classes(self.function) else None
+        """Raises ModelError if there are not as many class weights as classes, before a label is looked up in them."""
+        weights = self._class_weights
         if (
             weights is not None
             and isinstance(outputs, Tensor)
@@ -71,46 +82,77 @@ class TorchCriterion(Criterion):
             and len(weights) != outputs.shape[1]
         ):
             raise ModelError(
-                f"Class weights are one for each class. Got {len(weights)} for {outputs.shape[1]} classes. "
-                "Give one for each of the model's outputs."
+                f"Class weights need one entry per class. Got {len(weights)} weights for {outputs.shape[1]} classes. "
+                "Give one weight for each of the model's outputs."
             )
 
     def find_labels(self, outputs: Any, targets: Any) -> Labels | None:
-        """The classes of a loss that takes integers as labels."""
-        if not (_is_of_classes(self.function) and _are_labels(targets)):
+        """Returns the valid labels of a loss over classes if the targets are integers; else None."""
+        if not (self._is_of_classes and _are_labels(targets)):
             return None
         has_classes = isinstance(outputs, Tensor) and outputs.ndim > 1
         return Labels(outputs.shape[1], self.function.ignore_index) if has_classes else None
 
+    def refuses_labels(self, targets: Any) -> bool:
+        """Returns whether torch itself raises for a label that is not a class, as it does on a CPU."""
+        return isinstance(targets, Tensor) and targets.is_cpu
+
     def compute_each(self, outputs: Any, targets: Any) -> Any:
-        """The loss without its reduction; a sum over an example's elements if its mean is one of such sums."""
-        values = _reduce(self.function, "none")(outputs, targets)
+        """Returns the loss without its reduction; for reduction="batchmean" summed over each example's elements."""
+        values = self._compute_with("none", outputs, targets)
         if getattr(self.function, "reduction", None) == "batchmean" and isinstance(values, Tensor) and values.ndim:
             return values.reshape(len(values), -1).sum(1)
         return values
 
-    def compute_sum(self, outputs: Any, targets: Any) -> Any:
-        """torch's own sum."""
-        return _reduce(self.function, "sum")(outputs, targets)
+    def _compute_with(self, reduction: str, outputs: Any, targets: Any) -> Any:
+        """Returns the value of torch's own loss with this reduction, and of any other loss with its own reduction."""
+        function = self.function
+        if not self._takes_reduction:
+            return function(outputs, targets)
+        attributes = function.__dict__
+        before = attributes["reduction"]
+        attributes["reduction"] = reduction
+        try:
+            return function(outputs, targets)
+        finally:
+            attributes["reduction"] = before
 
     def count(self, targets: Any) -> Any:
-        """What each label weighs: 0 if it is ignored, else its class's weight."""
-        if not (_is_of_classes(self.function) and self.function.reduction == "mean" and _are_labels(targets)):
+        """Returns each label's weight in the loss's mean: 0 if it is ignored, else its class's weight (bools if all 1).
+
+        None if the loss is not a mean over integer labels."""
+        if not (self._is_of_classes and self.function.reduction == "mean" and _are_labels(targets)):
             return None
         counted = targets != self.function.ignore_index
-        if self.function.weight is None:
-            return counted.double()
-        weights: Tensor = self.function.weight.detach().double()
+        weights = self._class_weights
+        if weights is None:
+            return counted
+        weights = weights.detach().double()
         return torch.where(counted, weights[torch.where(counted, targets, 0).long()], 0)
 
+    def weigh(self, weighing: Weighing, outputs: Any, targets: Any, weights: Any, share: Share) -> Term:
+        """Returns the shard's `Term`; for a mean over labels, the sum of the losses and the labels' weights.
+
+        Labels that do not count add exactly 0 to the sum and to the gradient.
+        """
+        counted = None if weights is not None else self.count(targets)
+        if counted is None:
+            return super().weigh(weighing, outputs, targets, weights, share)
+        weight = counted if counted.dtype is torch.bool else counted.sum()  # bools stand for their number
+        if share.alone:
+            value = self.function(outputs, targets)
+            return Term(value, value, weight, is_mean=True)
+        total = self._compute_with("sum", outputs, targets)
+        return Term(total, total, weight, 1.0)
+
     def find_contributing(self, targets: Any, counted: Any) -> Any:
-        """With label smoothing also labels whose own class weighs 0."""
+        """Returns a mask of the labels that have a loss: with label smoothing also those whose class has weight 0."""
         smoothed = getattr(self.function, "label_smoothing", 0.0) > 0
         return targets != self.function.ignore_index if smoothed else counted
 
 
 def _resolve(loss: Any) -> Any:
-    """The loss with torch's functional forms turned into the modules that say how they divide."""
+    """Returns nn.CrossEntropyLoss or nn.NLLLoss for their functions in nn.functional, and any other loss as it is."""
     function, keywords = (loss.func, loss.keywords) if isinstance(loss, functools.partial) else (loss, {})
     if function is nn.functional.cross_entropy:
         return nn.CrossEntropyLoss(**keywords)
@@ -119,26 +161,29 @@ def _resolve(loss: Any) -> Any:
     return loss
 
 
+def _is_torchs(function: Any) -> bool:
+    """Returns whether a loss is defined in torch and not by the script."""
+    own = getattr(type(function), "forward", function)
+    own = own.func if isinstance(own, functools.partial) else own
+    return (getattr(own, "__module__", None) or "").startswith(("torch.nn.modules.loss", "torch.nn.functional"))
+
+
 def _are_labels(targets: Any) -> bool:
     return isinstance(targets, Tensor) and not targets.is_floating_point()
 
 
 def _is_of_classes(function: Any) -> bool:
-    """Whether this is torch's own loss over classes; a subclass with a forward of its own is a loss we do not know."""
+    """Returns whether this is CrossEntropyLoss or NLLLoss, or a subclass that does not override `forward`."""
     return getattr(type(function), "forward", None) in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
 
 
-def _reduce(function: Any, reduction: str) -> Any:
-    """torch's own loss with another reduction; a loss of the script's as it is."""
+def _takes_reduction(function: Any) -> bool:
+    """Returns whether this is torch's own loss with an attribute `reduction`."""
     own = type(function).__module__.startswith("torch.nn") or _is_of_classes(function)
-    if not own or not hasattr(function, "reduction"):
-        return function
-    function = copy.copy(function)
-    function.reduction = reduction
-    return function
+    return own and hasattr(function, "reduction")
 
 
 def _is_sum(function: Any) -> bool:
-    """Whether the loss says that it is a sum."""
+    """Returns whether the loss has reduction="sum"."""
     keywords = function.keywords if isinstance(function, functools.partial) else {}
     return "sum" in (getattr(function, "reduction", None), keywords.get("reduction"))

@@ -1,11 +1,10 @@
 """The loss that a model's own output carries (`loss=None`), and what its mean divides by.
 
-Hugging Face's models give the mean over the labels that are not -100, of language
-models over tokens. Shards with unequal numbers of them are weighed by these numbers,
-so that any number of shards gives the whole batch's mean. Nothing is taken on trust:
-the loss is compared with the cross-entropy of the output's logits, or the model is
-asked with `num_items_in_batch`, by which it must then divide. A loss that is neither
-is a mean over examples, as long as no label is ignored.
+Hugging Face's models return the mean over the labels that are not -100; language models, over tokens. Shards with
+unequal numbers of them are weighed by these numbers, so that any number of shards gives the whole batch's mean. The
+kind of mean is determined by comparison: with the cross-entropy of the output's logits or, if it is not that, by
+calling the model with `num_items_in_batch`, by which it must then divide. A loss that is neither is taken for a
+mean over examples, as long as no label is ignored.
 """
 
 import inspect
@@ -29,13 +28,13 @@ IGNORED = -100  # torch's own, and that of every model of Hugging Face
 
 
 class Reading(NamedTuple):
-    """What a model's loss is the mean of."""
+    """What a model's own loss is a mean over: the labels that are not ignored, or the examples."""
 
-    labels: bool  # of the labels that count; else of the examples
-    shifted: bool = False  # the first label of every row is predicted by nothing, as in a causal language model
+    labels: bool  # over the labels that count; else over the examples
+    shifted: bool = False  # no logits predict the first label of a row, as in a causal language model
 
-    def counted(self, labels: Tensor) -> Tensor:
-        """The labels that a mean over labels divides by, as a mask."""
+    def mask_counted(self, labels: Tensor) -> Tensor:
+        """Returns a mask of the labels that a mean over labels divides by."""
         return (labels[..., 1:] if self.shifted else labels) != IGNORED
 
 
@@ -45,8 +44,8 @@ OF_EXAMPLES = Reading(labels=False)
 class ModelLoss:
     """The function (model, shard's batch, share) -> Term for a model that brings its own loss.
 
-    The first shard tells how the loss is to be read, and every further one is asked until one has been telling:
-    without ignored labels a mean over labels and one over examples are the same, and with few of them nearly.
+    The first shard decides how the loss is read, and later shards are checked until one is conclusive: without
+    ignored labels a mean over labels and one over examples are the same, and with few of them nearly so.
     """
 
     def __init__(self) -> None:
@@ -54,24 +53,24 @@ class ModelLoss:
         self._settled = False
 
     def __call__(self, model: nn.Module, batch: Any, share: Share) -> Term:
-        """The term of one shard."""
+        """Returns the `Term` of one shard: the model's loss, and the number by which it is divided."""
         outputs = call_model(model, batch)
         loss, rest = WEIGHING.find_model_loss(outputs, batch, share)
-        labels = None if loss.ndim else _labels_of(model, batch)
+        labels = None if loss.ndim else _find_labels(model, batch)
         if labels is None:
             return WEIGHING.mean(loss, share, **rest)
-        readings = _readings(model, batch, labels)
-        if not share.alone and loss.isnan() and not all(bool(each.counted(labels).any()) for each in readings):
+        readings = _list_readings(model, batch, labels)
+        if not share.alone and loss.isnan() and not all(bool(each.mask_counted(labels).any()) for each in readings):
             return Term(loss, 0.0, 0.0, 1.0, contributes=False, **rest)  # 0 / 0
         reading = self._read(readings, model, batch, labels, rest["outputs"], loss, share)
         rest["reading"] = repr(reading)
         if not reading.labels:
             return WEIGHING.mean(loss, share, **rest)
-        count = float(reading.counted(labels).sum())
+        count = float(reading.mask_counted(labels).sum())
         total = loss.detach().double() * count
         if share.alone:
             return Term(loss, total, count, **rest)
-        if loss.dtype in SHORT:  # would round the count
+        if loss.dtype in SHORT:  # which would round the count
             return Term(loss, total, count, 1.0, gradient_factor=count, **rest)
         return Term(loss * count, total, count, 1.0, **rest)
 
@@ -85,35 +84,35 @@ class ModelLoss:
         loss: Tensor,
         share: Share,
     ) -> Reading:
-        """How the loss is to be read; raises where ignored labels make a difference that nobody can tell."""
+        """Returns how to read the loss; raises if labels are ignored and the kind of mean cannot be determined."""
         ignored = bool((labels == IGNORED).any())
         if self._reading is not None and (self._settled or not ignored):
             return self._reading
-        found = _closest(readings, loss, logits, labels)
+        found = _find_closest(readings, loss, logits, labels)
         if found is None and _takes_num_items(model):
-            found = next((each for each in readings if _divides(model, batch, each, labels)), None)
+            found = next((each for each in readings if _divides_by_num_items(model, batch, each, labels)), None)
         if found is None and ignored and share.fraction < 1:
             raise ModelError(
                 f"The loss of {type(model).__name__} is not the mean over the labels that are not {IGNORED} (it gives "
                 f"{loss.item():.6g} for {int((labels != IGNORED).sum())} of {labels.numel()} labels) and does not "
-                "divide by num_items_in_batch, so nobody can tell how shards with unequal numbers of labels add up. "
+                "divide by num_items_in_batch, so it is unknown how shards with unequal numbers of labels add up. "
                 "For a mean over examples write an objective that returns model(**batch).loss; for a mean over "
                 "something that you can count, one that returns lockstep.Sum(model(**batch).loss * count, count); or "
                 "use shards=1."
             )
         if math.isfinite(loss.detach()):
             self._reading = found or OF_EXAMPLES
-            self._settled = ignored and (found is None or _is_telling(found, loss, logits, labels))
+            self._settled = ignored and (found is None or _is_conclusive(found, loss, logits, labels))
         return found or OF_EXAMPLES
 
 
-def _loss_of(outputs: Any) -> Tensor | None:
+def _find_loss(outputs: Any) -> Tensor | None:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     return loss if isinstance(loss, Tensor) else None
 
 
-def _labels_of(model: nn.Module, batch: Any) -> Tensor | None:
-    """The labels that the model is called with, where they are integers; shifted ones where the batch has them."""
+def _find_labels(model: nn.Module, batch: Any) -> Tensor | None:
+    """Returns the integer labels that the model is called with, if any; shifted ones if the batch has them."""
     named = batch
     if isinstance(batch, tuple):
         try:
@@ -127,10 +126,11 @@ def _labels_of(model: nn.Module, batch: Any) -> Tensor | None:
     return labels if integers and labels.ndim else None
 
 
-def _readings(model: nn.Module, batch: Any, labels: Tensor) -> list[Reading]:
-    """Means over labels that the loss may be, the one that Hugging Face's Trainer would take first.
+def _list_readings(model: nn.Module, batch: Any, labels: Tensor) -> list[Reading]:
+    """Returns the means over labels that the loss may be, first the one that Hugging Face's Trainer would take.
 
-    It takes those whose loss function is the causal language model's for shifted, unless they encode and decode.
+    It takes labels for shifted if the model's loss function is that of a causal language model, unless the model is
+    an encoder-decoder.
     """
     if labels.ndim < 2 or (isinstance(batch, Mapping) and "shift_labels" in batch):
         return [Reading(labels=True)]
@@ -140,28 +140,28 @@ def _readings(model: nn.Module, batch: Any, labels: Tensor) -> list[Reading]:
     return [Reading(labels=True, shifted=causal), Reading(labels=True, shifted=not causal)]
 
 
-def _closest(readings: list[Reading], loss: Tensor, logits: Any, labels: Tensor) -> Reading | None:
-    """The reading by which the loss is the mean cross-entropy of the logits, if it is; of equals the first.
+def _find_closest(readings: list[Reading], loss: Tensor, logits: Any, labels: Tensor) -> Reading | None:
+    """Returns the reading by which the loss is the mean cross-entropy of the logits; None if none fits.
 
-    In a short type several may be near, and the right one is exact.
+    Of equals it is the first. In a short type several may be near, and the right one is exact.
     """
-    distances = {each: _distance(each, loss, logits, labels) for each in readings}
+    distances = {each: _measure_distance(each, loss, logits, labels) for each in readings}
     best = min(readings, key=lambda each: distances[each])
-    return best if distances[best] <= _tolerance(loss) * abs(float(loss.detach())) + 1e-8 else None
+    return best if distances[best] <= _find_tolerance(loss) * abs(float(loss.detach())) + 1e-8 else None
 
 
-def _distance(reading: Reading, loss: Tensor, logits: Any, labels: Tensor) -> float:
-    """By how much the loss is not the cross-entropy of the logits, averaged over the labels that count."""
+def _measure_distance(reading: Reading, loss: Tensor, logits: Any, labels: Tensor) -> float:
+    """Returns how far the loss is from the cross-entropy of the logits, averaged over the labels that count."""
     if not isinstance(logits, Tensor) or logits.shape[:-1] != labels.shape or not logits.is_floating_point():
         return math.inf
     if reading.shifted:
         logits, labels = logits[..., :-1, :], labels[..., 1:]
     classes = logits.shape[-1]
-    strange = (labels != IGNORED) & ((labels < 0) | (labels >= classes))
-    if bool(strange.any()):  # a GPU's kernel would end the process's context
+    invalid = (labels != IGNORED) & ((labels < 0) | (labels >= classes))
+    if bool(invalid.any()):  # a GPU's kernel would end the process's context
         return math.inf
     logits, labels = logits.detach().reshape(-1, classes), labels.reshape(-1).long()
-    with torch.no_grad():  # models widen their logits before, or do not
+    with torch.no_grad():  # some models convert their logits to float32, others do not
         own = [
             F.cross_entropy(each, labels) for each in {each.dtype: each for each in (logits, logits.float())}.values()
         ]
@@ -169,56 +169,53 @@ def _distance(reading: Reading, loss: Tensor, logits: Any, labels: Tensor) -> fl
     return min((each for each in distances if math.isfinite(each)), default=math.inf)
 
 
-def _is_telling(reading: Reading, loss: Tensor, logits: Any, labels: Tensor) -> bool:
-    """Whether the mean of every row's own mean would be another number; where it cannot be worked out, the model said.
+def _is_conclusive(reading: Reading, loss: Tensor, logits: Any, labels: Tensor) -> bool:
+    """Returns whether this batch distinguishes a mean over labels from a mean of the rows' means.
 
-    Equal numbers of labels in all rows tell nothing, whatever the losses are.
+    Rows with equal numbers of labels decide nothing. If the cross-entropy cannot be computed, the model itself has
+    divided by `num_items_in_batch`, which is conclusive.
     """
-    counts = reading.counted(labels).reshape(len(labels), -1).sum(1)
+    counts = reading.mask_counted(labels).reshape(len(labels), -1).sum(1)
     if bool((counts == counts[0]).all()):
         return False
-    if math.isinf(_distance(reading, loss, logits, labels)):
+    if math.isinf(_measure_distance(reading, loss, logits, labels)):
         return True
-    rows = [_row_mean(reading, logits[index], labels[index]) for index in range(len(labels)) if counts[index]]
-    return abs(sum(rows) / len(rows) - float(loss.detach())) > 100 * _tolerance(loss) * abs(float(loss.detach()))
-
-
-def _row_mean(reading: Reading, logits: Tensor, labels: Tensor) -> float:
-    """The mean cross-entropy of one row."""
-    return _distance(reading, torch.zeros(()), logits, labels)
+    zero = torch.zeros(())  # whose distance from a row's mean cross-entropy is that mean
+    rows = [_measure_distance(reading, zero, logits[index], labels[index]) for index, each in enumerate(counts) if each]
+    return abs(sum(rows) / len(rows) - float(loss.detach())) > 100 * _find_tolerance(loss) * abs(float(loss.detach()))
 
 
 def _takes_num_items(model: nn.Module) -> bool:
-    """Whether Hugging Face's Trainer would give the model `num_items_in_batch`."""
-    told = getattr(model, "accepts_loss_kwargs", None)
-    if told is not None:
-        return bool(told)
+    """Returns whether Hugging Face's Trainer would give the model `num_items_in_batch`."""
+    accepts = getattr(model, "accepts_loss_kwargs", None)
+    if accepts is not None:
+        return bool(accepts)
     parameters = inspect.signature(model.forward).parameters
     return "num_items_in_batch" in parameters or any(
         each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()
     )
 
 
-def _divides(model: nn.Module, batch: Any, reading: Reading, labels: Tensor) -> bool:
-    """Whether the model divides by `num_items_in_batch`, and of itself by the labels that count.
+def _divides_by_num_items(model: nn.Module, batch: Any, reading: Reading, labels: Tensor) -> bool:
+    """Returns whether the model's loss divides by `num_items_in_batch` if given, else by the number of labels.
 
-    A forward with **kwargs may ignore it, so the loss must fall when the number is doubled.
+    A forward with **kwargs may ignore it, so the loss must fall if the number is doubled.
     """
-    count = reading.counted(labels).sum()
+    count = reading.mask_counted(labels).sum()
     if not count:
         return False
-    with _unseen(model):
+    with _preserve_state(model):
         try:
-            losses = [_loss_of(_called(model, batch, number)) for number in (None, count, 2 * count)]
-        except TypeError:  # takes it no more than what it passes its keywords to
+            losses = [_find_loss(_call(model, batch, number)) for number in (None, count, 2 * count)]
+        except TypeError:  # raised by what the model passes its keywords to
             return False
     own, same, half = losses
     if own is None or same is None or half is None:
         return False
-    return _close(own, same) and not _close(own, half)
+    return _is_close(own, same) and not _is_close(own, half)
 
 
-def _called(model: nn.Module, batch: Any, num_items: Tensor | None) -> Any:
+def _call(model: nn.Module, batch: Any, num_items: Tensor | None) -> Any:
     named = {} if num_items is None else {"num_items_in_batch": num_items}
     if isinstance(batch, Mapping):
         return model(**{**batch, **named})
@@ -226,8 +223,8 @@ def _called(model: nn.Module, batch: Any, num_items: Tensor | None) -> Any:
 
 
 @contextmanager
-def _unseen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; modes, buffers and generators are afterwards as they were."""
+def _preserve_state(model: nn.Module) -> Iterator[None]:
+    """A context in evaluation mode without gradients; restores modes, buffers and random number generators."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with (
         evaluation_mode(model),
@@ -240,10 +237,10 @@ def _unseen(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    """Whether two losses are equal but for their last digits."""
-    return math.isclose(float(one), float(other), rel_tol=_tolerance(one), abs_tol=1e-8)
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    """Returns whether two losses are equal but for their last digits."""
+    return math.isclose(float(one), float(other), rel_tol=_find_tolerance(one), abs_tol=1e-8)
 
 
-def _tolerance(loss: Tensor) -> float:
+def _find_tolerance(loss: Tensor) -> float:
     return 2.0**-7 if loss.dtype in SHORT else 2e-6

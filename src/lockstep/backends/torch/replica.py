@@ -1,7 +1,7 @@
 """The user's own model and optimizer on one device, and what the script may change in them.
 
-Whatever the script writes between two steps is detected through torch's version counters,
-and the other replicas get it before the next step.
+What the script writes between two steps is detected by version counters, addresses and checksums, and the other
+replicas get it before the next step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.backends.base import Array, State
-from lockstep.backends.change_detector import ChangeDetector
-from lockstep.backends.torch import buffers, hooks, settings, state_arrays
-from lockstep.backends.torch.attributes import Attributes, check_new, is_plain
-from lockstep.backends.torch.pickling import own_attributes
-from lockstep.backends.torch.unsupported import check_model, check_optimizer
+from lockstep.backends.torch import buffers, settings, state_arrays, transformers_models
+from lockstep.backends.torch.attributes import ModuleAttributes, check_shadowing, is_plain
+from lockstep.backends.torch.pickling import read_own_attributes
+from lockstep.backends.torch.script_changes import SavedSettings, SavedState
+from lockstep.backends.torch.unsupported import check_hooks, check_model, check_optimizer, count_hooks
 from lockstep.core.state import MODEL, OPTIMIZER, ArraySpec, check_state
+from lockstep.core.types import Array
 from lockstep.errors import ModelError, OptimizerError, StateError
 
 CACHE_LINE = 64
@@ -29,21 +29,28 @@ class Replica:
         check_model(model)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         check_optimizer(optimizer, names)
+        transformers_models.prepare(model)
         self.model = model
         self.optimizer = optimizer
         self.device = device
         self._move()
         self.parameters = dict(model.named_parameters())
         self.modules = list(model.modules())
-        self.buffers = buffers.of(model)
+        self.buffers = buffers.find_buffers(model)
         self._criterion = loss if isinstance(loss, nn.Module) else nn.Module()
-        self._attributes = Attributes(model, self._criterion)
-        self._wrapped = self._identity()
+        self._attributes = ModuleAttributes(model, self._criterion)
+        self._wrapped = self._read_identity()
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters.values())}
-        self._writes = ChangeDetector(self._read_marks)
+        modules = [*self.modules, *self._criterion.modules()]
+        self._settings = SavedSettings(modules, list(self.parameters.values()), optimizer)
+        self._writes = SavedState(modules, optimizer)
+        self._trained: dict[str, Tensor] | None = None  # while the settings are as they were
+        self._controls: dict[str, Any] | None = None
+        self._period: int | None = None
+        self._is_quiet = False
 
     def _move(self) -> None:
-        """Bring everything to the device, into memory that starts at a cache line as torch's own does.
+        """Moves everything to the device, into memory that starts at a cache line, as torch's own does.
 
         Memory from numpy may start elsewhere, and kernels give other bits for another alignment.
         """
@@ -61,19 +68,37 @@ class Replica:
         return own
 
     def _check_optimizer_keys(self) -> None:
-        strangers = [key for key in self.optimizer.state if id(key) not in self._index]
-        if strangers:
-            found = f"a {type(strangers[0]).__name__}" if isinstance(strangers[0], Tensor) else repr(strangers[0])
+        others = [key for key in self.optimizer.state if id(key) not in self._index]
+        if others:
+            found = f"a {type(others[0]).__name__}" if isinstance(others[0], Tensor) else repr(others[0])
             raise OptimizerError(
-                f"The keys of optimizer.state must be the model's parameters. Got {found}, whose state no checkpoint "
-                "would hold. Keep numbers in a parameter group or in the optimizer's own attributes."
+                f"The keys of optimizer.state must be the model's parameters. Got {found}, whose state no "
+                "checkpoint would contain. Keep numbers in a parameter group or in the optimizer's own attributes."
             )
 
     def find_trained(self) -> dict[str, Tensor]:
-        """Return the parameters that the next update may change: in the optimizer and not frozen."""
-        if self._identity() != self._wrapped:
+        """Returns the parameters that the next update may change: in the optimizer and not frozen."""
+        if self._trained is None or not self._is_quiet:
+            self._look_for_settings()
+        assert self._trained is not None
+        return self._trained
+
+    def _look_for_settings(self) -> None:
+        if self._settings.has_changed():
+            self._trained = self._controls = None
+            self._settings.accept()
+        if self._trained is None:
+            self._trained = self._read_trained()
+
+    def note_period(self, period: int | None) -> None:
+        """Records whether code of the script has run since the last command: not within one quiet period."""
+        self._is_quiet = period is not None and period == self._period
+        self._period = period
+
+    def _read_trained(self) -> dict[str, Tensor]:
+        if self._read_identity() != self._wrapped:
             raise ModelError(
-                "A model keeps the parameters it was wrapped with, their types and strides, and its modules. Some were "
+                "A wrapped model must keep its modules and its parameters, with their types and strides. Some were "
                 "replaced since. Call lockstep.wrap again after changing the model, as by "
                 "to(memory_format=torch.channels_last); load_state_dict works without assign=True."
             )
@@ -81,7 +106,7 @@ class Replica:
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         if not held <= self._index.keys():
             raise OptimizerError(
-                "A parameter group holds parameters that the model had when it was wrapped. Got one with others. "
+                "A parameter group may only have parameters that the model had when it was wrapped. Got others. "
                 "Call lockstep.wrap again after changing the model."
             )
         trained: dict[str, Tensor] = {
@@ -91,49 +116,48 @@ class Replica:
         }
         if not trained:
             raise ModelError(
-                f"Training needs a parameter to train. Got {len(self.parameters)}, all frozen or not in the optimizer. "
+                f"No parameter would be trained: all {len(self.parameters)} are frozen or not in the optimizer. "
                 "Set requires_grad=True on some, and give them to the optimizer."
             )
         return trained
 
     @property
-    def _loss(self) -> dict[str, Tensor]:
-        """The loss's tensors that are there now, because the script may put new ones."""
+    def _loss_tensors(self) -> dict[str, Tensor]:
+        """The loss's parameters and buffers now, by their names in the state, because the script may set new ones."""
         own = {**dict(self._criterion.named_parameters()), **dict(self._criterion.named_buffers())}
         return {f"loss.{name}": tensor for name, tensor in own.items()}
 
-    def _identity(self) -> list[Any]:
+    def _read_identity(self) -> list[Any]:
         own = [each for module in self.modules for each in module._parameters.values() if each is not None]
-        parts = [(path, id(part)) for module in self.modules for path, part in module._modules.items()]
-        return [*parts, *((id(each), each.dtype, _strides(each)) for each in own)]
+        parts = [part for module in self.modules if module._modules for part in module._modules.items()]
+        return [*parts, *map(id, own), *[each.dtype for each in own], *map(_read_strides, own)]
 
     # -- what the script may change
 
     def touched(self) -> bool:
-        """Return whether anything was written since the last question."""
+        """Returns whether anything was written to the state since the last call; False the first time."""
         return self._writes.has_changed()
 
     def accept_writes(self) -> None:
-        """Take the state and the attributes as they are now as known."""
-        self._attributes.look()
+        """Records the present state, so that `touched` does not report Lockstep's own writes."""
         self._writes.accept()
 
     def accept_attributes(self) -> None:
-        """Take what a pass without training has left in the modules as known."""
-        self._attributes.look()
-
-    def _read_marks(self) -> list[Any]:
-        """Read counters, addresses and sums of bytes; writes by batch norm, `.data` and numpy change no counter."""
-        tensors = [*self.parameters.values(), *(buffer.tensor for buffer in self.buffers), *self._loss.values()]
-        result: list[Any] = [(tensor._version, tensor.data_ptr(), _checksum(tensor)) for tensor in tensors]
-        for parameter in self.parameters.values():
-            for value in self._read_optimizer_state(parameter).values():
-                result.append((value._version, value.data_ptr()) if isinstance(value, Tensor) else value)
-        return result
+        """Records the tensors that passes have left in modules' attributes as not set by the script."""
+        self._attributes.accept_tensors()
 
     def controls(self) -> dict[str, Any]:
-        """Return the optimizer's numbers, the frozen flags, modules' plain attributes and torch's global switches."""
-        self.find_trained()  # refuses groups that hold strangers
+        """Returns hyperparameters, frozen flags, modules' plain attributes and torch's global switches.
+
+        It is the same object as before if nothing has changed.
+        """
+        self._look_for_settings()  # raises for groups with parameters of another model
+        switches = settings.read_switches()
+        if self._controls is None or self._controls["switches"] != switches:
+            self._controls = {**self._read_controls(), "switches": switches}
+        return self._controls
+
+    def _read_controls(self) -> dict[str, Any]:
         return {
             "groups": [
                 {
@@ -144,14 +168,14 @@ class Replica:
             ],
             "trained": [parameter.requires_grad for parameter in self.parameters.values()],
             "attributes": self._attributes.read(),
-            "switches": settings.switches(),
-            "optimizer": own_attributes(self.optimizer, is_plain),
-            "hooks": hooks.count(self.optimizer, self.parameters.values()),
+            "optimizer": read_own_attributes(self.optimizer, is_plain),
+            "hooks": count_hooks(self.optimizer, self.parameters.values()),
         }
 
     def turn(self, controls: Mapping[str, Any]) -> None:
-        """Take over another process's controls."""
-        hooks.check(hooks.count(self.optimizer, self.parameters.values()), controls["hooks"])
+        """Writes what `controls` returned in the script's process into model, optimizer and torch's switches."""
+        self._trained = None
+        check_hooks(count_hooks(self.optimizer, self.parameters.values()), controls["hooks"])
         parameters = list(self.parameters.values())
         self.optimizer.param_groups[:] = [
             {"params": [parameters[index] for index in group["params"]], **group["numbers"]}
@@ -161,22 +185,22 @@ class Replica:
             parameter.requires_grad_(trained)
         self._attributes.write(controls["attributes"], self.device)
         vars(self.optimizer).update(controls["optimizer"])
-        settings.flip(controls["switches"])
+        settings.write_switches(controls["switches"])
 
     def numbers(self) -> list[dict[str, Any]]:
-        """Return what a parameter group holds beside its parameters, as plain values."""
+        """Returns the hyperparameters of each parameter group, with scalar tensors as Python numbers."""
         return [
-            {key: _number(value) for key, value in group.items() if key != "params"}
+            {key: each.item() if isinstance(each, Tensor) else each for key, each in group.items() if key != "params"}
             for group in self.optimizer.param_groups
         ]
 
     def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
-        """Write plain values into the groups; a learning rate that is a tensor stays one."""
+        """Writes hyperparameters into the parameter groups; a learning rate that is a tensor stays one."""
         groups = self.optimizer.param_groups
         if len(numbers) != len(groups):
             raise StateError(
-                f"The checkpoint does not fit this optimizer. It has {len(numbers)} groups of parameters, the "
-                f"optimizer {len(groups)}. Give the optimizer the same groups."
+                f"The checkpoint does not fit this optimizer. The checkpoint has {len(numbers)} groups of parameters, "
+                f"and the optimizer has {len(groups)}. Give the optimizer the same groups."
             )
         for group, values in zip(groups, numbers, strict=True):
             for key, value in values.items():
@@ -186,14 +210,14 @@ class Replica:
                     group[key] = value
 
     def attributes(self) -> dict[str, Any]:
-        """Return what else a script may change, by name: the frozen flags, and the modules' numbers and strings."""
+        """Returns what else a script may change, by name: the frozen flags, and the modules' numbers and strings."""
         trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
-        own = own_attributes(self.optimizer, is_plain)
-        return {"trained": trained, "modules": self._attributes.saved(), "optimizer": own}
+        own = read_own_attributes(self.optimizer, is_plain)
+        return {"trained": trained, "modules": self._attributes.read_plain(), "optimizer": own}
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Write such values; a parameter of which nothing was saved stays as it is."""
-        check_new(attributes["optimizer"], self.optimizer)
+        """Writes what `attributes` returned; a parameter that is not in it stays as it is."""
+        check_shadowing(attributes["optimizer"], self.optimizer)
         self._attributes.restore(attributes["modules"])
         for name, trained in attributes["trained"].items():
             if name in self.parameters:
@@ -202,24 +226,24 @@ class Replica:
 
     # -- the state, by name
 
-    def state(self) -> State:
-        """Return a copy of the parameters, the buffers and the optimizer state."""
+    def state_tensors(self) -> dict[str, Any]:
+        """Returns the parameters, buffers and optimizer state by name: the tensors themselves, not copies."""
         self._check_optimizer_keys()
-        state = {name: state_arrays.to_array(tensor) for name, tensor in self._tensors().items()}
+        state: dict[str, Any] = {**self._tensors()}
         for name, parameter in self.parameters.items():
             for key, value in self._read_optimizer_state(parameter).items():
                 if value is not None:
-                    state[f"{OPTIMIZER}{name}.{key}"] = state_arrays.to_array(value)
+                    state[f"{OPTIMIZER}{name}.{key}"] = value
         return state
 
     def model_arrays(self) -> dict[str, Tensor]:
-        """Parameters and the buffers that are part of the model's state, by the names of `state`."""
+        """Returns the parameters and the buffers that are part of the model's state, by the names of `state`."""
         tensors: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
         tensors |= {buffer.state_name: buffer.tensor for buffer in self.buffers}
         return {name: tensor.detach() for name, tensor in tensors.items() if name.startswith("model.")}
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Write a state into the parameters and buffers, and replace the optimizer state."""
+        """Writes a state into the parameters and buffers, and replaces the optimizer state."""
         check_state(state, self.specs(state))
         with torch.no_grad():
             for name, tensor in self._tensors().items():
@@ -234,15 +258,15 @@ class Replica:
                 }
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The parameters, the buffers and the loss's tensors that are there now, by their names in the state."""
+        """Returns the present parameters, buffers and tensors of the loss, by their names in the state."""
         tensors: dict[str, Tensor] = {f"{MODEL}{name}": parameter for name, parameter in self.parameters.items()}
-        return tensors | {buffer.state_name: buffer.tensor for buffer in self.buffers} | self._loss
+        return tensors | {buffer.state_name: buffer.tensor for buffer in self.buffers} | self._loss_tensors
 
     def specs(self, state: Mapping[str, Array]) -> dict[str, ArraySpec]:
-        """Describe the arrays that a saved state must have.
+        """Returns the shapes and types that a saved state must have.
 
-        An optimizer makes its state for a parameter when it first updates it. So a saved state may have nothing for a
-        parameter, and what it has for one that this optimizer has not updated yet is taken as it is.
+        An optimizer creates its state for a parameter at the first update of it. So a saved state may have nothing
+        for a parameter, and what it has for one that this optimizer has not updated yet is accepted as it is.
         """
         specs = {name: state_arrays.read_spec(tensor) for name, tensor in self._tensors().items()}
         for name, saved in _group_by_parameter(state).items():
@@ -255,7 +279,7 @@ class Replica:
 
 
 def _group_by_parameter(state: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    """The arrays of the optimizer state: parameter -> key -> array."""
+    """Returns the arrays of the optimizer state as {parameter's name: {key: array}}."""
     result: dict[str, dict[str, Array]] = {}
     for name, array in state.items():
         if name.startswith(OPTIMIZER):
@@ -264,18 +288,6 @@ def _group_by_parameter(state: Mapping[str, Array]) -> dict[str, dict[str, Array
     return result
 
 
-def _strides(tensor: Tensor) -> list[int]:
-    """Those that tell where elements lie; along an axis of one there is no next."""
+def _read_strides(tensor: Tensor) -> list[int]:
+    """Returns the strides of the axes with several elements; the others have no effect on where elements are."""
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-
-
-def _number(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) else value
-
-
-def _checksum(tensor: Tensor) -> int:
-    """The sum of a CPU tensor's words; a GPU's would make every step wait for it."""
-    if tensor.device.type != "cpu":
-        return 0
-    flat = tensor.detach().reshape(-1).view(torch.uint8)
-    return int((flat.view(torch.int64) if not len(flat) % 8 else flat).sum())

@@ -1,4 +1,4 @@
-"""Tensors and plain numbers as the arrays of a state, and back."""
+"""Converts tensors and plain numbers to the arrays of a state, and back."""
 
 from typing import Any
 
@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.backends.base import Array
 from lockstep.core.state import ArraySpec
+from lockstep.core.types import Array
 from lockstep.errors import OptimizerError
 
 _NUMBER = "python"  # the dtype of a plain Python number, which comes back as one
 
 
 def to_array(value: Any) -> Array:
-    """Copy a tensor or a plain number to the host."""
+    """Copies a tensor or a plain number to the host."""
     if isinstance(value, bool | int | float):
         return Array(np.asarray(value), _NUMBER)
     value = _check_tensor(value).detach().cpu().contiguous()
@@ -25,17 +25,17 @@ def to_array(value: Any) -> Array:
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Copy an array into a tensor of its dtype, on the CPU."""
+    """Copies an array into a tensor of its dtype, on the CPU."""
     if array.dtype == "bfloat16":  # which torch does not take from numpy
         return torch.tensor(array.data.view(np.int16)).view(torch.bfloat16)
     return torch.tensor(array.data)
 
 
 def to_optimizer_value(array: Array, parameter: Tensor) -> Any:
-    """Copy an array of the optimizer state into what the optimizer itself would have made for this parameter.
+    """Returns a copy of an array of the optimizer state in the form that the optimizer has for this parameter.
 
-    That is a plain number, or a tensor on the parameter's device. One of the parameter's shape has its strides too,
-    because a fused optimizer walks the memory of both side by side. A scalar stays on the CPU.
+    That is a plain number, or a tensor on the parameter's device. A tensor of the parameter's shape gets its strides,
+    too, because a fused optimizer reads the memory of both in the same order. A scalar stays on the CPU.
     """
     if array.dtype == _NUMBER:
         return array.data.item()
@@ -46,7 +46,7 @@ def to_optimizer_value(array: Array, parameter: Tensor) -> Any:
 
 
 def read_spec(value: Any) -> ArraySpec:
-    """Return the shape and dtype that `to_array` gives this value."""
+    """Returns the shape and dtype that `to_array` gives this value."""
     if isinstance(value, bool | int | float):
         return ArraySpec((), _NUMBER)
     return ArraySpec(tuple(_check_tensor(value).shape), _dtype_name(value))
@@ -55,7 +55,8 @@ def read_spec(value: Any) -> ArraySpec:
 def _check_tensor(value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise OptimizerError(
-            f"An optimizer's state may hold tensors and numbers. Got a {type(value).__name__}. Use another optimizer."
+            f"An optimizer's state may hold tensors and numbers. Got a {type(value).__name__}. Use another optimizer, "
+            "or a subclass whose `step` puts each tensor under a key of its own when it ends, and back when it begins."
         )
     return value
 

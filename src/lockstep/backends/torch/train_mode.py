@@ -1,4 +1,4 @@
-"""Modes of modules: evaluation mode for a while, and the training mode of `fit`.
+"""Puts modules into evaluation mode inside a context, and into training mode for `fit`.
 
 A module with a `train()` of its own may do more than set a flag: a LoRA layer as loralib writes it adds its adapter
 to the weight in evaluation mode, and subtracts it in training mode. So such a module's own `train()` sets its mode.
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Call `model.eval()`; afterwards restore every module's mode, and the bytes of parameters and buffers."""
+    """A context in evaluation mode; on exit restores all modes, and tensors to which a module's own `train()` wrote."""
     modes = _read_modes(model)
     modules = _find_own_train(model)
     # Adding and subtracting an adapter rounds, so the weights cannot be left to the modules.
@@ -30,10 +30,10 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def enter_training_mode(model: nn.Module) -> None:
-    """Call `model.train()` if the root is in evaluation mode, or if a module has a `train()` of its own.
+    """Calls `model.train()` if the root is in evaluation mode, or if a module has a `train()` of its own.
 
-    Below a root in training mode every submodule that is in evaluation mode stays in it: a `train()` of the
-    model's own, which freezes its batch norms, say, can only add to those that the script has chosen.
+    If the root is in training mode, submodules that the script has put into evaluation mode stay in it. A `train()`
+    that the model overrides may put further ones (its batch norms, for example) into evaluation mode.
     """
     if not model.training:
         model.train()
@@ -47,7 +47,7 @@ def enter_training_mode(model: nn.Module) -> None:
 
 
 class _Copy:
-    """A tensor's bytes, and the memory they are in."""
+    """A copy of a tensor's bytes, and the memory that the tensor had."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -66,7 +66,7 @@ def _read_modes(model: nn.Module) -> dict[nn.Module, bool]:
 
 
 def _find_own_train(model: nn.Module) -> list[nn.Module]:
-    """The modules whose class, or which themselves, override `train`, each after every module that contains it."""
+    """Returns the modules that override `train` by class or by attribute, each after every module that contains it."""
     own = {each for each in model.modules() if getattr(each.train, "__func__", None) is not nn.Module.train}
     if not own:
         return []
@@ -76,7 +76,7 @@ def _find_own_train(model: nn.Module) -> list[nn.Module]:
 
 
 def _restore_modes(modules: list[nn.Module], modes: Mapping[nn.Module, bool]) -> None:
-    """Call these modules' own `train()` with their modes, then set every module's flag."""
+    """Calls these modules' own `train()` with their modes, then sets every module's flag."""
     for module in modules:
         module.train(modes[module])
     for module, training in modes.items():

@@ -1,21 +1,24 @@
-"""Refusals: what cannot be trained in parallel as it is, with the line to change."""
+"""Rejects models and optimizers that cannot be trained in parallel as they are, and says what to change."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optim
 
 from lockstep.errors import ModelError, OptimizerError
 
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+_GLOBAL_HOOKS = ("forward_pre", "forward", "backward_pre", "backward")
 
 
 def check_model(model: Any) -> None:
-    """Refuses models that another tool already spreads over devices, or compiles."""
+    """Raises for a model that another tool distributes or compiles, or that has lazy, sparse or synchronized layers."""
     if isinstance(model, _WRAPPERS):
         raise ModelError(
-            f"Lockstep does the distributing. Got a model in {type(model).__name__}. Wrap the plain model: "
+            f"Lockstep distributes the model itself. Got a model in {type(model).__name__}. Wrap the plain model: "
             "lockstep.wrap(model.module, ...)."
         )
     if isinstance(getattr(model, "_orig_mod", None), nn.Module):
@@ -26,56 +29,88 @@ def check_model(model: Any) -> None:
     for name, module in model.named_modules():
         if any(map(nn.parameter.is_lazy, [*module._parameters.values(), *module._buffers.values()])):
             raise ModelError(
-                f"A model has its parameters when it is wrapped. Got {type(module).__name__} at {name!r}, which takes "
-                "its shape from the first batch. Call the model once on a batch before lockstep.wrap."
+                f"A model's parameters must exist when it is wrapped. Got {type(module).__name__} at {name!r}, which "
+                "takes its shape from the first batch. Call the model once on a batch before lockstep.wrap."
             )
         if isinstance(module, nn.SyncBatchNorm):
             raise ModelError(
-                f"Every shard has its own batch norm statistics. Got SyncBatchNorm at {name!r}. "
-                "Use torch.nn.BatchNorm and choose `shards` for the statistics you want."
+                "SyncBatchNorm is not supported, because each shard has its own batch norm statistics. "
+                f"Got one at {name!r}. Use BatchNorm1d, BatchNorm2d or BatchNorm3d; for statistics over the whole "
+                "batch use shards=1."
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ModelError(f"Gradients are dense. Got sparse=True at {name!r}. Use sparse=False.")
+            raise ModelError(f"Sparse gradients are not supported. Got sparse=True at {name!r}. Use sparse=False.")
 
 
 def check_optimizer(optimizer: Any, names: dict[int, str]) -> None:
-    """Refuses optimizers that call the model themselves, or that hold what is not the model's."""
+    """Raises for an optimizer that calls the model itself, or that has parameters of another model."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptimizerError(
-            f"A PyTorch model goes with a torch.optim optimizer. Got {type(optimizer).__name__}. "
+            f"A PyTorch model needs a torch.optim optimizer. Got {type(optimizer).__name__}. "
             "Use for example torch.optim.SGD(model.parameters(), lr=0.1)."
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise OptimizerError(
-            "A step is one gradient and one update. LBFGS evaluates the model several times a step. "
+            "LBFGS is not supported, because it evaluates the model several times a step. "
             "Use another optimizer, such as torch.optim.Adam."
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise OptimizerError("Gradients are dense. Got SparseAdam. Use torch.optim.Adam.")
-    strangers = sum(id(parameter) not in names for group in optimizer.param_groups for parameter in group["params"])
-    if strangers:
+        raise OptimizerError("Sparse gradients are not supported. Got SparseAdam. Use torch.optim.Adam.")
+    for name, inner in vars(optimizer).items():
+        if isinstance(inner, torch.optim.Optimizer) and inner.state is not optimizer.state:
+            raise OptimizerError(
+                f"All of an optimizer's state must be in its `state`. Got {type(optimizer).__name__} with a second "
+                f"optimizer, {name!r}, whose state no checkpoint would contain. Define a subclass of "
+                f"{type(inner).__name__} that does the rest in `step` and keeps tensors in self.state[parameter]."
+            )
+    others = sum(id(parameter) not in names for group in optimizer.param_groups for parameter in group["params"])
+    if others:
         raise OptimizerError(
-            f"The optimizer holds the model's own parameters. Got {strangers} that the model does not have. "
-            "Make the optimizer from this model: torch.optim.SGD(model.parameters(), lr=0.1)."
+            f"The optimizer may only have the model's own parameters. Got {others} that the model does not have. "
+            "Make the optimizer from this model: torch.optim.SGD(model.parameters(), lr=0.1). If they are a loss's or "
+            "another network's, wrap one module that has both: nn.ModuleDict({'net': net, 'loss': loss}), with an "
+            "objective that calls both."
         )
 
 
-def check_apart(tensors: Mapping[str, Tensor]) -> None:
-    """Refuses tensors that share memory without being one object: in a pickle each has a memory of its own."""
-    found = {id(tensor): (name, tensor) for name, tensor in tensors.items() if tensor.numel()}
-    extents = [(tensor.device.index or 0, *_extent(tensor), name) for name, tensor in found.values()]
-    end, last = (-1, 0), ""
-    for device, start, stop, name in sorted(extents, key=lambda extent: extent[:2]):
-        if (device, start) < end:
-            raise ModelError(
-                f"A worker gets every tensor by itself. {last!r} and {name!r} share memory and are two objects, which "
-                "would be apart there. Make them one (b.weight = a.weight), make one a clone(), or use devices=1."
-            )
-        end, last = (device, stop), name
+def count_hooks(optimizer: Any, parameters: Iterable[Tensor]) -> dict[str, int]:
+    """Returns the number of hooks of each kind, a replaced `optimizer.step` among them; no pickle contains them."""
+    held = [getattr(each, name) for each in parameters for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+    steps = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks]
+    steps += [optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks]
+    return {
+        "optimizer": sum(map(len, steps)),
+        "parameter": sum(len(each) for each in held if each),
+        "module": sum(len(getattr(module_hooks, f"_global_{name}_hooks")) for name in _GLOBAL_HOOKS),
+        "step": int(has_replaced_step(optimizer)),
+    }
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """The addresses from the first element to behind the last."""
-    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (steps + 1) * tensor.element_size()
+def check_hooks(own: Mapping[str, int], script: Mapping[str, int]) -> None:
+    """Raises if the script's process has hooks that this process lacks, because hooks are not pickled."""
+    if script["optimizer"] != own["optimizer"]:
+        raise OptimizerError(
+            "An optimizer's step hooks are not sent to the workers. Got an optimizer with hooks. "
+            "Do their work between gradients = trainer.gradients(batch) and trainer.apply(gradients), or use devices=1."
+        )
+    if script["step"] != own["step"]:
+        raise OptimizerError(
+            "Workers use the `step` of the optimizer's class. Got an optimizer whose `step` was replaced. "
+            "Define a subclass with this step, or use devices=1."
+        )
+    if script["parameter"] != own["parameter"]:
+        raise ModelError(
+            "A parameter's hooks are not sent to the workers. Got a parameter with hooks. "
+            "Do their work on gradients = trainer.gradients(batch) before trainer.apply(gradients), or use devices=1."
+        )
+    if script["module"] != own["module"]:
+        raise ModelError(
+            "Hooks for all modules are not sent to the workers. Got some in torch.nn.modules.module. "
+            "Register them on the model's own modules before lockstep.wrap, or use devices=1."
+        )
+
+
+def has_replaced_step(optimizer: Any) -> bool:
+    """Returns whether `optimizer.step` was replaced; a scheduler's wrapper, which only counts the calls, is allowed."""
+    step = vars(optimizer).get("step")
+    return step is not None and not getattr(step, "_wrapped_by_lr_sched", False)

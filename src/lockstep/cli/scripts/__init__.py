@@ -1,6 +1,7 @@
-"""Scripts that the command line runs, as text.
+"""The scripts that the command line runs, as text.
 
-They are text and not modules, so that no framework is imported here, and the text that is shown is what was run.
+They are text and not modules, so that no framework is imported here, and so that the text that is shown is the text
+that runs.
 """
 
 import importlib
@@ -11,6 +12,6 @@ __all__ = ["Peer", "Scripts", "load_scripts"]
 
 
 def load_scripts(framework: str) -> Scripts:
-    """Returns the scripts for this framework."""
+    """Returns the scripts of this framework."""
     scripts: Scripts = importlib.import_module(f"lockstep.cli.scripts.{framework}").SCRIPTS
     return scripts

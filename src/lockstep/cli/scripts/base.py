@@ -1,11 +1,11 @@
-"""The scripts of one framework: Lockstep's, and the framework's own for comparison."""
+"""The scripts of one framework: Lockstep's, and one with the framework's own data parallelism, for comparison."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Peer:
-    """The same training with the framework's own data parallelism: name, unit of parallelism, file name and text."""
+    """The script for the same training with the framework's own data parallelism, its file name, and its unit."""
 
     title: str
     units: str
@@ -15,7 +15,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Scripts:
-    """`train` is the same text as examples/`file`; `verify` defines `make_trainer`."""
+    """The scripts of one framework. `train` is the same text as examples/`file`; `verify` defines `make_trainer`."""
 
     file: str
     train: str

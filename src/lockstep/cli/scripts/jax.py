@@ -1,4 +1,4 @@
-"""JAX's scripts, and the step of JAX's own guide beside them: one `jit` over a batch spread over the devices."""
+"""The JAX scripts of `demo` and `verify`: Lockstep's, and the same with one `jit` over all devices for comparison."""
 
 from lockstep.cli.scripts.base import Peer, Scripts
 

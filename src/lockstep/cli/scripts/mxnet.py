@@ -1,4 +1,4 @@
-"""MXNet's scripts, and gluon's own Trainer beside them."""
+"""The MXNet scripts of `demo` and `verify`: Lockstep's, and the same with gluon's own Trainer for comparison."""
 
 from lockstep.cli.scripts.base import Peer, Scripts
 

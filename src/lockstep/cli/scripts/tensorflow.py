@@ -1,4 +1,4 @@
-"""TensorFlow's scripts, with Keras, and MirroredStrategy beside them."""
+"""The TensorFlow scripts of `demo` and `verify`: Lockstep's, and the same with MirroredStrategy for comparison."""
 
 from lockstep.cli.scripts.base import Peer, Scripts
 

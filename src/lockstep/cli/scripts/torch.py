@@ -1,4 +1,4 @@
-"""PyTorch's scripts, and DistributedDataParallel beside them."""
+"""The PyTorch scripts of `demo` and `verify`: Lockstep's, and the same with DistributedDataParallel for comparison."""
 
 from lockstep.cli.scripts.base import Peer, Scripts
 
@@ -73,6 +73,8 @@ def main(rank, world):
             digest.update(tensor.numpy().tobytes())
         print(digest.hexdigest())
     distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # Gloo's threads may abort a process that exits by itself
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Keras on JAX: the compiled model and its optimizer as a model and an optimizer of the JAX backend.
+"""Keras on JAX: a compiled model and its optimizer as a model and an optimizer of the JAX backend.
 
-JAX's arrays never change, and a Keras variable is a place for one. So the JAX backend
-does with a Keras model what it does with an nnx module: it computes with arrays of its own,
-puts them into the script's variables after each step, and sees what the script has put there.
+JAX's arrays never change; a write to a Keras variable replaces its array. So the JAX backend
+treats a Keras model like an nnx module: it computes with its own arrays, assigns them to the
+script's variables after each step, and takes over the arrays that the script has assigned.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lockstep.backends.keras.on_jax.backend import KerasOnJax
 
 
 def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
-    """The JAX backend over the model."""
-    unsupported.check_scale(recipe.optimizer)
+    """Returns the backend that trains a Keras model on JAX."""
+    unsupported.check_loss_scale(recipe.optimizer)
     unsupported.check_precision(recipe)
     return KerasOnJax(recipe, devices)

@@ -1,0 +1,63 @@
+"""Finds what `self.sow` collects in a linen module: intermediate values, which are not part of the state.
+
+A tuple of intermediate values grows in every call. Its type does not identify it, because a recurrent layer's carry is
+a tuple, too.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+from flax import traverse_util
+from flax.core import unfreeze
+
+Path = tuple[str, ...]
+_unflatten: Any = traverse_util.unflatten_dict
+
+
+def find_paths(variables: Mapping[str, Any], call: Callable[[], Any]) -> frozenset[Path]:
+    """Returns the paths of the variables that grow in a call of the model; `call` returns the variables after a call.
+
+    >>> before = {"state": {"carry": (0, 0), "seen": (0,)}}
+    >>> sorted(find_paths(before, lambda: {"state": {"carry": (1, 1), "seen": (0, 1)}}))
+    [('state', 'seen')]
+    """
+    before = _flatten(variables)
+    if all(map(_is_array, before.values())):
+        return frozenset()
+    after = _flatten(call())
+    return frozenset(path for path in after if path in before and not _is_alike(before[path], after[path]))
+
+
+def drop_paths(variables: Mapping[str, Any], paths: Collection[Path]) -> dict[str, Any]:
+    """Returns a copy of the variables that leaves out the paths."""
+    result: dict[str, Any] = _unflatten(
+        {path: value for path, value in _flatten(variables).items() if path not in paths}
+    )
+    return result
+
+
+def update_variables(before: Mapping[str, Any], after: Mapping[str, Any], paths: Collection[Path]) -> dict[str, Any]:
+    """Returns the variables after a call without the paths; a variable whose structure changed keeps its old value."""
+    old = _flatten(before)
+    new = {
+        path: old[path] if path in old and not _is_alike(old[path], value) else value
+        for path, value in _flatten(after).items()
+        if path not in paths
+    }
+    result: dict[str, Any] = _unflatten(new)
+    return result
+
+
+def _flatten(variables: Mapping[str, Any]) -> dict[Path, Any]:
+    flat: dict[Path, Any] = traverse_util.flatten_dict(unfreeze(variables), keep_empty_nodes=True)  # type: ignore
+    return flat
+
+
+def _is_alike(left: Any, right: Any) -> bool:
+    structure: Any = jax.tree.structure
+    return bool(structure(left) == structure(right))
+
+
+def _is_array(value: Any) -> bool:
+    return bool(jax.tree_util.treedef_is_leaf(jax.tree.structure(value)))

@@ -1,0 +1,261 @@
+"""The forward and backward pass of one shard, as one TensorFlow function.
+
+A function is traced for the shard's own shape. It does not depend on the other shards or on
+the number of replicas: the graph that computes a shard, and so each choice that Grappler
+makes, is the same in every process. The variables are arguments, so one trace serves every
+replica.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from lockstep.backends.tensorflow import array_ops, unsupported
+from lockstep.backends.tensorflow.device_variables import DeviceVariables
+from lockstep.backends.tensorflow.flat_vectors import find_sum_dtype
+from lockstep.backends.tensorflow.parallel_call import NOT_INLINED, ReplicaCalls, build_call
+from lockstep.backends.tensorflow.program import ReplicaVariables, TrainingProgram
+from lockstep.core import seeds
+from lockstep.core.batches import leaves, transform
+from lockstep.core.metrics import Column, Sums
+from lockstep.core.shard_sums import ShardNames
+from lockstep.core.target_kind import Labels, check_labels
+from lockstep.core.types import Work
+from lockstep.core.weighing import Share
+
+
+class ShardGradients(NamedTuple):
+    """What the function of one shard returns in training."""
+
+    gradients: Sequence[Any]  # for every trainable variable; None if the loss does not depend on the variable
+    statistics: Sequence[Any]  # the running statistics; None for a statistic that the shard did not change
+    sums: Any
+    contributes: Any  # whether the shard has a loss at all
+    pair: Any = None  # outputs and targets, if metric objects need them
+
+
+class ShardLeaf(NamedTuple):
+    """A shard's gradients, running statistics and sums, copied to the host."""
+
+    arrays: Sequence[Any]  # the gradients, then the running statistics; None for what the shard does not have
+    sums: Sums
+    pair: Any
+
+
+@dataclass
+class TensorflowTraceInfo:
+    """What tracing a shard's function shows about the loss and the metrics."""
+
+    columns: Sequence[Column] = ()
+    labels: Labels | None = None  # the valid labels, if the targets are labels
+
+
+class Task(NamedTuple):
+    """One call of a shard's function: the function, and its arguments besides the variables."""
+
+    shard: int
+    function: Any
+    tensors: Sequence[Any]
+    seeds: Any
+    fraction: float
+
+
+class TensorflowShardRunner:
+    """Traces a function for each shard of a program, and computes the shards of all replicas in one call."""
+
+    def __init__(self, program: TrainingProgram, devices: Sequence[str], exact: bool) -> None:
+        self._program = program
+        self._exact = exact
+        self._traces: dict[Any, Any] = {}  # functions that compute one shard
+        self.names = ShardNames()
+        self.spread(devices)
+
+    def spread(self, devices: Sequence[str]) -> None:
+        """Puts a replica on each of the devices."""
+        self.variables = DeviceVariables(devices)
+        self._calls: dict[Any, Any] = {}  # functions that compute the shards of all replicas
+
+    def compute_gradients(self, work: Work, own: ReplicaVariables) -> Iterator[tuple[int, ShardLeaf]]:
+        """Yields every shard's number, and its gradients, running statistics and sums."""
+        self.names.begin()
+        results = self._run(work, own, self._compute_gradients)
+        return ((shard, _copy_to_host(found, first=shard == 0)) for shard, found in results)
+
+    def evaluate(self, work: Work, own: ReplicaVariables) -> Iterator[tuple[int, tuple[Any, Any]]]:
+        """Yields every shard's sums in evaluation mode, and its outputs and targets if metric objects need them."""
+        self.names.begin()
+        return ((shard, (np.array(sums), pair)) for shard, (sums, pair) in self._run(work, own, self._evaluate))
+
+    def predict(self, work: Work, own: ReplicaVariables) -> Iterator[tuple[int, Any]]:
+        """Yields each shard's outputs in evaluation mode."""
+        return self._run(work, own, self._predict)
+
+    def _run(self, work: Work, own: ReplicaVariables, body: Any) -> Iterator[tuple[int, Any]]:
+        """Computes the shards of every replica in one call; yields (shard, result)."""
+        replicas = [
+            [self._make_task(work, shard, piece, own, body) for shard, piece in pieces.items()]
+            for pieces in work.pieces.values()
+        ]
+        tasks = [task for replica in replicas for task in replica]
+        if not tasks:
+            return iter(())
+        rows = tf.constant(np.array([task.seeds for task in tasks]))
+        fractions = tf.constant([task.fraction for task in tasks], tf.float64)
+        given = [task.tensors for task in tasks], rows, fractions
+        call = self._find_call(replicas, self.variables.synchronize(own), given)
+        try:
+            results = call(*given)
+        except Exception as error:
+            for task, *each in zip(tasks, *given, strict=True):
+                if _fails_alone(task, own, each):
+                    error.add_note(f"In shard {task.shard} of step {work.step}.")
+                    break
+            raise
+        return zip((task.shard for task in tasks), results, strict=True)
+
+    def _find_call(self, replicas: Sequence[Sequence[Task]], variables: Sequence[ReplicaVariables], given: Any) -> Any:
+        """Returns the function that computes each replica's tasks on its device; builds it on first use."""
+        key = tuple(tuple(id(task.function) for task in tasks) for tasks in replicas)
+        if key not in self._calls:
+            calls = [
+                ReplicaCalls(partial(self.variables.place, index), read.all, [task.function for task in tasks])
+                for index, (read, tasks) in enumerate(zip(variables, replicas, strict=True))
+            ]
+            self._calls[key] = build_call(calls, *given)
+        return self._calls[key]
+
+    def _make_task(self, work: Work, shard: int, piece: Any, own: ReplicaVariables, body: Any) -> Task:
+        """Returns the call of the shard's function; traces the function if no trace fits."""
+        examples = work.count(shard)
+        alone = work.num_shards == 1
+        tensors = [_to_tensor(value) for value in leaves(piece) if not _is_static(value)]
+        rows, fraction = self._derive_seeds(work, shard), examples / work.num_examples
+        variables = len(own.trainable), *map(id, own.all)
+        scale = getattr(self._program.optimizer, "loss_scale_factor", None)
+        program = self._program.room, self._program.trace_key, scale
+        key = body.__name__, alone, work.summed, variables, program, repr(transform(piece, _describe))
+        if key not in self._traces:
+            info = TensorflowTraceInfo()
+
+            def compute(variables: Any, given: Any, rows: Any, fraction: Any) -> Any:
+                read = ReplicaVariables(variables[: len(own.trainable)], variables[len(own.trainable) :])
+                share = Share(examples, fraction, alone, work.summed)
+                return body(read, _replace_tensors(piece, given), rows, share, info)
+
+            function = _trace(compute, (own.all, tensors, tf.constant(rows), tf.constant(fraction, tf.float64)))
+            unsupported.check_graph(function.graph, self._exact)
+            self._traces[key] = function, info, own  # the variables are stored so that no others get their ids
+        function, info, _ = self._traces[key]
+        if body != self._predict:
+            self.names.add(info.columns)
+        if info.labels is not None:  # on a GPU, TensorFlow gives NaN for a label outside the classes
+            weights = [np.asarray(each) for each in piece[2:3] if each is not None]
+            for targets in leaves(piece[1]):
+                check_labels(np.asarray(targets), *info.labels, *weights)
+        return Task(shard, function, tensors, rows, fraction)
+
+    def _compute_gradients(
+        self, own: ReplicaVariables, batch: Any, rows: Any, share: Share, info: TensorflowTraceInfo
+    ) -> ShardGradients:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(own.trainable)
+            result = self._program.compute(own, batch, share, rows, training=True)
+            term = result.term
+            root = self._program.optimizer.scale_loss(term.root)
+        gradients = tape.gradient(root, own.trainable)
+        info.columns, info.labels = result.columns, term.labels
+        statistics = [
+            None if after is before else _weigh_statistic(after, share)
+            for before, after in zip(own.statistics, result.statistics, strict=True)
+        ]
+        dense = [None if each is None else _to_dense(each, term.gradient_factor) for each in gradients]
+        sums = array_ops.join(result.parts)
+        return ShardGradients(dense, statistics, sums, tf.convert_to_tensor(term.contributes), result.pair)
+
+    def _evaluate(self, own: ReplicaVariables, batch: Any, rows: Any, share: Share, info: TensorflowTraceInfo) -> Any:
+        result = self._program.compute(own, batch, share._replace(alone=False), rows, training=False)
+        info.columns, info.labels = result.columns, result.term.labels
+        return array_ops.join(result.parts), result.pair
+
+    def _predict(self, own: ReplicaVariables, inputs: Any, rows: Any, share: Share, info: TensorflowTraceInfo) -> Any:
+        return self._program.predict(own, inputs, rows)
+
+    def _derive_seeds(self, work: Work, shard: int) -> Any:
+        """Returns a row of two integers for every random number generator, from (seed, step, shard) alone."""
+        first = seeds.shard(work.seed, work.step, shard)
+        rows = [seeds.derive("generator", first, index) for index in range(self._program.num_seeds)]
+        return np.array([[row & 0x7FFFFFFF, row >> 32] for row in rows], np.int32).reshape(-1, 2)
+
+
+def _copy_to_host(found: ShardGradients, first: bool) -> ShardLeaf:
+    """Copies a shard's result to the host; a shard without a loss has no gradients, even if TensorFlow computed NaN.
+
+    Statistics that are integers are not averaged: the values of the first shard are kept.
+    """
+    gradients = found.gradients if found.contributes else [None] * len(found.gradients)
+    statistics = [
+        each if each is None or first or each.dtype.is_floating else np.zeros(each.shape) for each in found.statistics
+    ]
+    arrays = [None if each is None else np.asarray(each) for each in (*gradients, *statistics)]
+    return ShardLeaf(arrays, np.array(found.sums), found.pair)
+
+
+def _trace(body: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    try:
+        function = tf.function(body, autograph=False, experimental_attributes=NOT_INLINED)
+        return function.get_concrete_function(*given)
+    except RuntimeError as error:
+        if "Random ops require a seed" in str(error):
+            raise unsupported.create_random_error("a random operation") from error
+        raise
+
+
+def _fails_alone(task: Task, own: ReplicaVariables, given: Sequence[Any]) -> bool:
+    """Returns whether the shard also fails when it is computed alone; a shard writes nothing, so it can be repeated."""
+    try:
+        task.function(own.all, *given)
+    except Exception:
+        return True
+    return False
+
+
+def _is_static(value: Any) -> bool:
+    return value is None or isinstance(value, str | bool)
+
+
+def _describe(value: Any) -> Any:
+    """Returns what a trace depends on: a static value itself, or an array's dtype and shape."""
+    if _is_static(value):
+        return value
+    if isinstance(value, np.ndarray):
+        return value.dtype.name, value.shape
+    tensor = _to_tensor(value)
+    return tensor.dtype.name, tuple(tensor.shape)
+
+
+def _to_tensor(value: Any) -> Any:
+    """Returns a tensor in its own memory, aligned to a cache line."""
+    return tf.convert_to_tensor(value)
+
+
+def _replace_tensors(piece: Any, tensors: Sequence[Any]) -> Any:
+    """Returns `piece` with these tensors instead of its arrays."""
+    given = iter(tensors)
+    return transform(piece, lambda value: value if _is_static(value) else next(given))
+
+
+def _to_dense(gradient: Any, factor: Any) -> Any:
+    """Returns a dense gradient in the dtype in which it is added, times `factor`, by which the loss was not scaled."""
+    dense = tf.convert_to_tensor(gradient)
+    dense = tf.cast(dense, find_sum_dtype(dense))
+    return dense if factor is None else dense * tf.cast(factor, dense.dtype)
+
+
+def _weigh_statistic(value: Any, share: Share) -> Any:
+    """Returns a running statistic in the dtype in which it is added; multiplies floats by the shard's fraction."""
+    value = tf.cast(value, find_sum_dtype(value))
+    return value if share.alone or not value.dtype.is_floating else value * tf.cast(share.fraction, value.dtype)

@@ -1,0 +1,64 @@
+"""How long a process may keep the others waiting: when that is said, and when it is ended."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+SECONDS_TO_NOTICE = 5.0
+MIN_DEADLINE = 60.0
+_TIMES = 30  # the longest of the last steps, times this
+_FIRST_STEPS = 3  # may compile, import and read files for the first time
+
+
+@dataclass
+class Deadline:
+    """The deadline of every wait, from the times of the run's own steps.
+
+    `seconds` is one that the user has set: 0 means that no process is ended. Without it there is none in the first
+    steps, because they may compile.
+
+    >>> deadline = Deadline()
+    >>> deadline.get_seconds()
+    inf
+    >>> for _ in range(3):
+    ...     deadline.add_step(4.0)
+    >>> deadline.get_seconds()
+    120.0
+    """
+
+    seconds: float | None = None
+    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    _derived: float = float("inf")  # from the steps; each step asks for it several times
+
+    def add_step(self, seconds: float) -> None:
+        """Notes how long a step took."""
+        self._steps.append(seconds)
+        if len(self._steps) >= _FIRST_STEPS:
+            self._derived = max(MIN_DEADLINE, _TIMES * max(self._steps))
+
+    def get_seconds(self) -> float:
+        """Returns how long a process may keep the others waiting."""
+        return self._derived if self.seconds is None else self.seconds or float("inf")
+
+
+@dataclass
+class Wait:
+    """One wait: when it is notable, and when its deadline has passed."""
+
+    began: float
+    deadline: float
+    is_noticed: bool = False
+
+    def get_timeout(self, now: float) -> float | None:
+        """Returns the seconds until something is due; None if nothing is."""
+        due = min(self.deadline, float("inf") if self.is_noticed else SECONDS_TO_NOTICE)
+        return None if due == float("inf") else max(0.0, self.began + due - now)
+
+    def is_notice_due(self, now: float) -> bool:
+        """Returns True once, when the wait has become notable."""
+        due = not self.is_noticed and now - self.began >= SECONDS_TO_NOTICE
+        self.is_noticed |= due
+        return due
+
+    def is_over(self, now: float) -> bool:
+        """Returns whether the deadline has passed."""
+        return now - self.began >= self.deadline

@@ -1,0 +1,43 @@
+"""Waiting for several processes at once: until one signals, answers or ends."""
+
+import os
+import select
+from collections.abc import Sequence
+
+
+class ProcessWatch:
+    """Waits for an eventfd, for the ends of processes, and for channels."""
+
+    def __init__(self, eventfd: int) -> None:
+        self._eventfd = eventfd
+        self._seats: dict[int, int] = {}  # by pidfd
+        self._poll = select.poll()
+        self._poll.register(eventfd, select.POLLIN)
+
+    def add(self, seat: int, pidfd: int) -> None:
+        """Notices from now on when the process in this seat ends."""
+        self._seats[pidfd] = seat
+        self._poll.register(pidfd, select.POLLIN)
+
+    def remove(self, seat: int) -> None:
+        """Stops watching a process, before its pidfd is closed, whose number may be used again."""
+        for pidfd in [pidfd for pidfd, each in self._seats.items() if each == seat]:
+            del self._seats[pidfd]
+            self._poll.unregister(pidfd)
+
+    def wait(self, seconds: float | None = None, channels: Sequence[int] = ()) -> list[int] | None:
+        """Blocks until something happens; returns the seats whose processes have ended, None if the time is over."""
+        for channel in channels:
+            self._poll.register(channel, select.POLLIN)
+        try:
+            # Rounded up, so that a wait is over when this returns because of the time.
+            happened = self._poll.poll(None if seconds is None else 1000 * seconds + (seconds > 0))
+        finally:
+            for channel in channels:
+                self._poll.unregister(channel)
+        if not happened:
+            return None
+        descriptors = {descriptor for descriptor, _ in happened}
+        if self._eventfd in descriptors:
+            os.eventfd_read(self._eventfd)
+        return [self._seats[pidfd] for pidfd in descriptors & self._seats.keys()]
