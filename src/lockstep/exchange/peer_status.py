@@ -35,7 +35,7 @@ class Peers:
         return f"process {rank} on {self.hosts[rank]}" if self.hosts else f"process {rank}"
 
     def close(self) -> None:
-        """Ends the thread, which the end of the interpreter could otherwise abort in mid-exit."""
+        """Ends the thread."""
         self._is_closed.set()
         if self._thread is not None:
             self._thread.join()

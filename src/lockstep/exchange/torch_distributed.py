@@ -1,6 +1,7 @@
 """Messages between processes that a launcher started, by torch.distributed: Gloo for CPU memory, NCCL for a GPU's."""
 
 import atexit
+import functools
 import os
 import platform
 import socket
@@ -12,6 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
+# Imported later, its default arguments would hold the group that exists then, whose threads would never end.
+import torch.distributed.nn.functional
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -32,19 +36,16 @@ class ProcessGroup:
     """Messages between all processes; all must make the same calls in the same order."""
 
     def __init__(self, accelerated: bool) -> None:
-        """Uses the process group that exists, until the end of the script.
-
-        A group whose threads still run when the interpreter exits can abort the process, so it is destroyed before.
-        """
-        atexit.register(_destroy_group)
+        """Uses the process group that exists, until the end of the script."""
+        _destroy_groups_at_exit()
         self.index = dist.get_rank()
         self.count = dist.get_world_size()
         seconds = environment.read_worker_timeout()
         timeout = _TIMEOUT if seconds is None else timedelta(seconds=seconds or _NEVER)
-        self.control = dist.new_group(backend="gloo", timeout=timeout)
-        self.data = dist.new_group(backend="nccl") if accelerated else self.control
+        self.control: Any = dist.new_group(backend="gloo", timeout=timeout)
+        self.data: Any = dist.new_group(backend="nccl") if accelerated else self.control
         self.peers = Peers(self.index, self._is_lost)
-        atexit.register(self.peers.close)
+        atexit.register(self._release)
         self.peers.hosts = self.gather_objects(platform.node())
 
     @classmethod
@@ -68,6 +69,11 @@ class ProcessGroup:
                 "interface: set GLOO_SOCKET_IFNAME=eth0, say, on every host. torch.distributed reports: "
                 f"{str(error).splitlines()[0]}"
             ) from error
+
+    def _release(self) -> None:
+        """Ends the thread that watches the others, and drops the groups, whose threads end with them."""
+        self.peers.close()
+        self.control = self.data = None
 
     def gather(self, integers: Sequence[int]) -> list[list[int]]:
         """Returns the integers of all processes, by rank."""
@@ -233,6 +239,16 @@ def get_rank() -> int:
     return dist.get_rank()
 
 
-def _destroy_group() -> None:
+@functools.cache
+def _destroy_groups_at_exit() -> None:
+    """Registers, once and before all that uses a group, that all groups' threads end before the interpreter exits.
+
+    A thread that frees a tensor during the exit needs the interpreter's lock, which Python then refuses by ending the
+    thread in the middle of C++ code: that aborts the process.
+    """
+    atexit.register(_destroy_groups)
+
+
+def _destroy_groups() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
