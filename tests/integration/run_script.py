@@ -89,6 +89,11 @@ def together(
             script.process.communicate()
 
 
+def complaints(stderr: str) -> list[str]:
+    """Returns the lines of a script's stderr but those that say, on a slow machine, which process is waited for."""
+    return [line for line in stderr.splitlines() if not line.startswith("waiting for ")]
+
+
 def vanishing(left) -> set:
     """What is still left when the time to vanish has passed."""
     deadline = time.monotonic() + SECONDS_TO_VANISH
