@@ -126,3 +126,12 @@ def test_a_rate_that_is_a_tensor_is_read_before_each_step():
     assert float(replica.controls()["groups"][0]["numbers"]["lr"]) == np.float32(0.1)
     optimizer.param_groups[0]["lr"].data.fill_(0.2)
     assert replica.controls() is not replica.controls()
+
+
+def test_an_update_alone_does_not_make_the_settings_look_changed():
+    """Else every step would read all of them in full."""
+    replica, _, optimizer = create()
+    before = replica.controls()
+    for _ in range(2):
+        optimizer.step()
+        assert replica.controls() is before

@@ -57,9 +57,10 @@ class SavedSettings:
         self._dicts = [*(each for held in own for each in held if each), *groups, vars(self._optimizer)]
         self._empty = [each for held in own for each in held if not each]
         values = list(chain.from_iterable(each.values() for each in self._dicts))
+        attributes = chain(map(vars, self._modules), groups, [vars(self._optimizer)])  # an update writes parameters
         self._lists = [groups, *(group["params"] for group in groups), *chain.from_iterable(map(_find_lists, values))]
         self._logs = [value for value in values if type(value) is list and len(value) > LONGEST]
-        self._tensors = [value for value in values if isinstance(value, Tensor)]
+        self._tensors = [value for own in attributes for value in own.values() if isinstance(value, Tensor)]
         self._keys, self._values, self._marks = (
             list(chain.from_iterable(self._dicts)),
             list(self._iterate_values()),
