@@ -202,8 +202,11 @@ def test_a_change_is_seen(loss, change, name, is_sent):
         pass  # it changes nothing, and was not the one that did
     if is_sent:
         assert [references.check(), references.check()] == [1, 1]
+        references.count_update()
+        references.count_update()  # before this step nothing was changed, or nobody looked
         change()
         assert references.check() == 2
+        references.count_update()
         change()
         message = f"{name!r}, which was changed before each of the last two steps"
     else:

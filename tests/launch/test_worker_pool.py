@@ -584,7 +584,8 @@ def test_a_start_does_not_wait_for_a_worker_that_does_not_read(capsys: pytest.Ca
 
 def test_what_is_pickled_already_is_sent_without_a_copy() -> None:
     """Read-only buffers are read from where they are, others are copied when the worker is started."""
-    read_only, writable = b"a" * 1000, bytearray(b"b" * 1000)
+    size = 1 << 23  # more than is sent before the worker reads
+    read_only, writable = b"a" * size, bytearray(b"b" * 1000)
 
     def answer(first: pickle.PickleBuffer, second: pickle.PickleBuffer, channel: Channel) -> None:
         channel.send(bytes(first) + bytes(second))
@@ -596,7 +597,7 @@ def test_what_is_pickled_already_is_sent_without_a_copy() -> None:
     )
     writable[:] = b"c" * 1000
     assert sys.getrefcount(read_only) > before
-    assert worker.receive() == b"a" * 1000 + b"b" * 1000
+    assert worker.receive() == b"a" * size + b"b" * 1000
     assert sys.getrefcount(read_only) == before  # what was sent is not kept
     pool.close()
 

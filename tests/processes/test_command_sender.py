@@ -53,12 +53,12 @@ class Sent:
         stack.callback(self.sender.close)
         stack.callback(self.sender.close_readers)
 
-    def send(self, numbers=(1, 2), batch=(X, Y), region=MEMBERS):
+    def send(self, numbers=(1, 2), batch=(X, Y), region=MEMBERS, period=None):
         """Sends an evaluation to some of the workers; returns what each of them reads."""
         chosen = [self.seats.taken[number] for number in numbers]
         plan = Plan.even(4, range(3))
         pieces = batches.deal(batch, plan, [[number] for number in numbers])
-        works = [Work(part, 8, 4, 1, 0, 0) for part in pieces]
+        works = [Work(part, 8, 4, 1, 0, 0, quiet_period=period) for part in pieces]
         self.sender.send(chosen, self.sender.pack(commands.evaluate, chosen, works, region))
         return [self.read(seat) for seat in chosen]
 
@@ -92,6 +92,22 @@ def test_controls_are_sent_if_they_have_changed(resources):
     assert has_controls(sent.send()) == [False, True]
     sent.seats.taken[1].sent.send_again()
     assert has_controls(sent.send()) == [True, False]
+
+
+def test_a_worker_that_joins_in_a_quiet_period_gets_what_updates_have_written(resources):
+    """An optimizer may count its updates in a parameter group, which the other workers do as well."""
+    sent = Sent(resources)
+    assert has_controls(sent.send(period=7)) == [True, True]
+    sent.optimizer.lr = 0.05
+    assert has_controls(sent.send(period=7)) == [False, False]
+    sent.seats.taken[2].sent.is_stale = True  # it has just joined
+    (_, joined) = sent.send(period=7)
+    assert pickle.loads(joined.controls) == sent.backend.controls()
+    sent.optimizer.lr = 0.025
+    sent.seats.taken[1].sent.controls = b""  # another, which was started with its model
+    (joined, _) = sent.send(period=7)
+    assert pickle.loads(joined.controls) == sent.backend.controls()
+    assert has_controls(sent.send(period=7)) == [False, False]
 
 
 def test_the_state_is_sent_to_those_that_lack_it(resources):

@@ -9,7 +9,15 @@ import pytest
 
 import lockstep
 from lockstep.backends.numpy import SGD, Dense
-from lockstep.errors import BatchError, DeviceError, LockstepError, NonFiniteError, PlanError, PlatformError
+from lockstep.errors import (
+    BatchError,
+    DeviceError,
+    LockstepError,
+    NonFiniteError,
+    PlanError,
+    PlatformError,
+    WorkerError,
+)
 
 GENERATOR = np.random.Generator(np.random.PCG64(4))
 BATCH = GENERATOR.standard_normal((20, 6)), GENERATOR.integers(0, 3, 20)
@@ -181,6 +189,32 @@ def test_asking_for_the_devices_of_a_closed_trainer_starts_nobody():
         trainer.close()
         assert trainer.devices == ("cpu:0", "cpu:1")
         assert descriptors() == before
+
+
+@pytest.mark.timeout(60)
+def test_a_trainer_that_is_used_while_it_computes(one):
+    """Its attributes can be read, as from a signal handler; another command is refused, and ends no worker."""
+    found = []
+
+    with wrap(2) as trainer:
+        trainer.step(BATCH)
+        pids = trainer.session.processes.pids
+        backend = trainer.session.processes.member.backend
+        compute = backend.partial_sums
+
+        def compute_and_use(*arguments):
+            found.append((trainer.runs_callbacks, trainer.devices, trainer.session.processes.pids))
+            with pytest.raises(WorkerError, match=r"in the middle of another call: .* Use a trainer from one thread"):
+                trainer.digest()
+            return compute(*arguments)
+
+        backend.partial_sums = compute_and_use
+        trainer.step(BATCH)
+        del backend.partial_sums
+        assert found == [(True, ("cpu:0", "cpu:1"), pids)]
+        trainer.step(BATCH)
+        assert trainer.session.processes.pids == pids
+        assert trainer.digest() == one[3]
 
 
 def test_a_failure_while_evaluating(one):

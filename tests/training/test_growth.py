@@ -332,3 +332,16 @@ def test_replicas_that_gain_nothing_end(host, monkeypatch, capsys):
         assert trainer.digest() == expected(trainer.num_steps)
         assert trainer.history.devices == ("cpu:0",)
     assert "training goes on with cpu:0 alone: a step took" in capsys.readouterr().err
+
+
+def test_metric_objects_get_every_batch_when_replicas_end(host, monkeypatch, capsys):
+    monkeypatch.setattr(growth, "_SECONDS_COMPARED", 0.0)
+    monkeypatch.setattr(growth, "_KEPT", 0.0)
+    with wrap(metrics={"count": Count()}) as trainer:
+        has_grown, end = False, time.monotonic() + 60
+        while not has_grown or len(trainer.devices) > 1:
+            assert time.monotonic() < end
+            assert trainer.step(BATCH, verbose=0)["count"] == 24.0
+            has_grown = has_grown or len(trainer.session.processes.replicas()) == 4
+        assert trainer.step(BATCH, verbose=0)["count"] == 24.0
+    assert "lack the outputs" not in capsys.readouterr().err

@@ -33,6 +33,11 @@ def gradient_pass(seed: int, index: int) -> int:
     return derive("pass", seed, index) if index else seed
 
 
+def update(seed: int, step: int) -> int:
+    """Returns the seed that every replica uses in the update of a step, for an optimizer that draws numbers."""
+    return derive("update", seed, step)
+
+
 def shards(seed: int, step: int, indices: Iterable[int]) -> dict[int, int]:
     """Returns the seeds of several shards of a step."""
     return {index: derive("shard", seed, step, index) for index in indices}

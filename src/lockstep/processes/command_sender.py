@@ -95,7 +95,7 @@ class CommandSender:
     ) -> list[bytes]:
         if not seats:
             return []
-        self._note_changes(works[0])
+        self._note_changes(seats, works[0])
         version, recipe = self._seats.recipe_version, None
         for sent in (seat.sent for seat in seats if seat.sent.recipe_version != version):
             sent.send_again()  # the model that it gets now has nothing of it
@@ -116,16 +116,23 @@ class CommandSender:
         head = pack_head(attempt, region)
         return [head + data for data in shm.pack(messages, self._regions[region])]
 
-    def _note_changes(self, work: Work) -> None:
-        """Pickles the controls, and marks the workers' state as stale if the script has written to its own."""
+    def _note_changes(self, seats: Sequence[Seat], work: Work) -> None:
+        """Pickles the controls, and marks the workers' state as stale if the script has written to its own.
+
+        In a quiet period the script changes nothing, but an optimizer may count its updates in a parameter group: the
+        controls are read again for a worker that was not there in all of them.
+        """
         backend, period = self._backend, work.quiet_period
-        if period is not None and period == self._quiet_period:
+        is_quiet = period is not None and period == self._quiet_period
+        if is_quiet and not any(seat.sent.is_stale or not seat.sent.controls for seat in seats):
             return
         self._quiet_period = period
         with TURN:
             controls = backend.controls()
             if controls is not self._last_controls:  # the same object if nothing has changed
                 self._controls, self._last_controls = pickle.dumps(controls), controls
+            if is_quiet:  # the steps have written to the state, and the workers as well
+                return
             # Inside, because a comparison of the whole state runs with the threads and switches of a step.
             with backend.computing(work):
                 touched = backend.touched()

@@ -10,6 +10,7 @@ workers; its model is valid, and the next use starts new workers from that model
 """
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,7 @@ class LocalWorkers:
         self._backend, self._report = backend, (report := self._attempts.announce)
         self._has_spare = bool(spare)
         self._is_closed = self._is_interrupted = False
+        self._command = threading.Lock()  # held during a command
         self._plan: Plan | None = None  # of the last attempt
         self._has_computed = True  # whether the last attempt had shards to compute
         self._blamed_shards: dict[int, set[int]] = {}  # what a worker has computed in an attempt in which it raised
@@ -100,7 +102,7 @@ class LocalWorkers:
     @property
     def closed(self) -> bool:
         """Whether these processes cannot be used: `close` was called, or a command was broken off."""
-        return self._is_closed or self._is_interrupted
+        return self._is_closed or (self._is_interrupted and not self._command.locked())
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -261,16 +263,22 @@ class LocalWorkers:
     @contextmanager
     def _closed_if_broken(self) -> Iterator[None]:
         """Ends the workers if the block raises because none can go on, or with a message that was not read."""
-        self._is_interrupted = True  # also if a second Ctrl-C comes before the workers are ended
-        try:
-            yield
-        except (WorkerError, KeyboardInterrupt, SystemExit, GeneratorExit):
-            self.close()
-            raise
-        except Exception:
+        if self._command.locked():
+            raise WorkerError(
+                "The workers are in the middle of another call: of another thread, or one that a signal has "
+                "interrupted. Use a trainer from one thread and between its calls, e.g. in a callback."
+            )
+        with self._command:  # released by C code, so no second Ctrl-C can come before it is
+            self._is_interrupted = True  # also if a second Ctrl-C comes before the workers are ended
+            try:
+                yield
+            except (WorkerError, KeyboardInterrupt, SystemExit, GeneratorExit):
+                self.close()
+                raise
+            except Exception:
+                self._is_interrupted = False
+                raise
             self._is_interrupted = False
-            raise
-        self._is_interrupted = False
 
     @contextmanager
     def _alone_if_refused(self) -> Iterator[None]:

@@ -66,6 +66,7 @@ class Session:
         self.opening = Opening(run)
         self._last_planned = Plan.even(1, [0]), 0  # the plan of the last batch, and its number of filled shards
         self._last_outcome: weakref.ref[StepResult] | None = None
+        self._last_timing: tuple[float, int, int] | None = None  # of a step: its seconds, shards, threads per shard
         self._num_passes = 0  # in which the gradient was computed since the last update
         self._processes = SessionProcesses(starter.start, self.own_devices, growth)
         self.quiet = QuietPeriods(self._processes)
@@ -184,6 +185,9 @@ class Session:
         """Trains on one batch, or only computes its gradient, and returns the outcome of the step."""
         run = self.run
         self.free_last_gradient()
+        # Not right after a step, whose outputs the metric objects may still have to get from the workers.
+        if self._last_timing is not None and self._processes.grow_if_due(*self._last_timing):
+            self.history.devices = self.devices
         num_examples = batches.count(batch)
         reduction = self.read_reduction(batch)
         if not self.opening.is_decided:
@@ -204,8 +208,7 @@ class Session:
                 outcome = processes.member.step(work, plan, count)
                 break
         run.note_objective(self.recipe.loss)
-        if self._processes.grow_if_due(time.perf_counter() - began, works[0].num_shards, works[0].threads):
-            self.history.devices = self.devices
+        self._last_timing = time.perf_counter() - began, works[0].num_shards, works[0].threads
         self._last_outcome = weakref.ref(outcome)
         return outcome
 

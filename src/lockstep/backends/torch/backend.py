@@ -13,7 +13,7 @@ from lockstep.backends.base import Recipe
 from lockstep.backends.torch import array_ops, inputs, loaders, losses, pickling, rng, settings, train_mode
 from lockstep.backends.torch.compiled_code import check_compiled
 from lockstep.backends.torch.flat_vectors import DeviceCopy, FlatVectors, LeafArrays, SingleLeaf, copy_to, create_scalar
-from lockstep.backends.torch.gradients import clip_gradients, mark_nonzero, set_gradients
+from lockstep.backends.torch.gradients import clip_gradients, make_update, mark_nonzero, set_gradients
 from lockstep.backends.torch.loss_references import LossReferences
 from lockstep.backends.torch.loss_scaler import HALF, NUM_UPDATES, SCALE, LossScaler
 from lockstep.backends.torch.replica import Replica
@@ -137,7 +137,8 @@ class TorchBackend:
         given, changed = self._shards.read_flags(sums, list(self._trained.values()))
         self._last_scale = self._scaler.scale
         given = mark_nonzero(given, fields.gradients) if work.phases is Phases.UPDATE else given
-        self._step(fields.gradients, given, work.step)
+        self._references.count_update()
+        self._step(fields.gradients, given, work)
         self._shards.statistics.apply(fields.buffers, changed)
         if work.quiet_period is None:  # else nothing is compared before the next step
             self._replica.accept_writes()
@@ -164,18 +165,18 @@ class TorchBackend:
         """The metrics of the last shard computed."""
         return self._shards.columns
 
-    def _step(self, found: list[Any], flags: list[float], step: int) -> None:
+    def _step(self, found: list[Any], flags: list[float], work: Work) -> None:
         used = [parameter for parameter, flag in zip(self._trained.values(), flags, strict=True) if flag]
         gradients = [gradient for gradient, flag in zip(found, flags, strict=True) if flag]
         if self._options.precision == "fp16":
-            unscaled = self._scaler.unscale(gradients, [flag >= HALF for flag in flags if flag], step)
+            unscaled = self._scaler.unscale(gradients, [flag >= HALF for flag in flags if flag], work.step)
             if unscaled is None:  # one of them is not finite
                 return
             gradients = unscaled
         if self._options.clip_norm is not None and gradients:
             gradients = clip_gradients(gradients, self._options.clip_norm)
         set_gradients(self._recipe.optimizer, used, gradients)
-        self._recipe.optimizer.step()
+        make_update(self._recipe.optimizer, work, self._device)
         self._shards.clear()
 
     # -- forward only

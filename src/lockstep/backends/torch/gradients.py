@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import optimizer as optim
 
+from lockstep.backends.torch import rng
 from lockstep.backends.torch.loss_scaler import HALF
 from lockstep.backends.torch.unsupported import has_replaced_step
+from lockstep.core import seeds
+from lockstep.core.types import Work
 from lockstep.errors import ModelError
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine
@@ -156,12 +159,27 @@ def clip_gradients(gradients: list[Tensor], max_norm: float) -> list[Tensor]:
     return list(torch._foreach_mul(gradients, factor))
 
 
+def make_update(optimizer: Any, work: Work, device: torch.device) -> None:
+    """Calls the optimizer's step; if it may draw random numbers, it draws the same ones on every replica."""
+    if not _runs_other_code(optimizer):
+        optimizer.step()
+        return
+    with rng.preserve(device):
+        rng.seed_generators(seeds.update(work.seed, work.step), device)
+        optimizer.step()
+
+
+def _runs_other_code(optimizer: Any) -> bool:
+    """Returns whether a step runs code that is not torch's: another optimizer's, hooks, or a replaced method."""
+    own = type(optimizer).__module__.startswith("torch.optim")
+    hooks = optimizer._optimizer_step_pre_hooks or optim._global_optimizer_pre_hooks
+    return not own or bool(hooks) or has_replaced_step(optimizer)
+
+
 def _may_write(optimizer: Any) -> bool:
     """Returns whether the optimizer may write to the gradients, which other processes read, too.
 
     Of torch's own only Nesterov's foreach form does. Other optimizers and hooks may do anything.
     """
-    own = type(optimizer).__module__.startswith("torch.optim")
     nesterov = any(group.get("nesterov") and group.get("foreach") is not False for group in optimizer.param_groups)
-    hooks = optimizer._optimizer_step_pre_hooks or optim._global_optimizer_pre_hooks
-    return not own or nesterov or bool(hooks) or has_replaced_step(optimizer)
+    return nesterov or _runs_other_code(optimizer)

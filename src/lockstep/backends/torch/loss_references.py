@@ -40,8 +40,9 @@ class LossReferences:
         self._own = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
         self._references: list[Reference] | None = None
         self._marks: list[Any] = []
-        self._found: set[str] = set()  # what had changed when it was looked at last
-        self._num_changes = 0
+        self._found: set[str] = set()  # what had changed at the last check that found a change
+        self._num_changes = self._num_updates = 0
+        self._last_change = 0  # the number of updates before that check
 
     def start(self) -> None:
         """Records the present values, which are now sent to new workers."""
@@ -58,26 +59,31 @@ class LossReferences:
             if is_unchanged and self._find_changed():
                 self.start()
 
+    def count_update(self) -> None:
+        """Notes that a step was made: not every step is checked, because there may be no worker to send changes to."""
+        self._num_updates += 1
+
     def check(self) -> int:
         """Returns how often the script has changed something so far; raises ExactError if a change cannot be sent.
 
-        Raises ExactError, too, if the same value has also changed before the last check: each change costs sending the
+        Raises ExactError, too, if the same value has also changed before the last step: each change costs sending the
         whole model, so it must not change in every step.
         """
         changed = self._find_changed()
+        is_next = self._num_updates - self._last_change <= 1
         for reference in changed:
             if not reference.is_sent:
                 raise ExactError(
                     f"The loss uses {reference.name!r}, which was changed after the workers had imported its module, "
                     f"so they have the old value. {_WAYS_OUT}"
                 )
-            if reference.name in self._found:
+            if is_next and reference.name in self._found:
                 raise ExactError(
                     f"The loss uses {reference.name!r}, which was changed before each of the last two steps, and each "
                     f"change sends the whole model to the workers. {_WAYS_OUT}"
                 )
-        self._found = {reference.name for reference in changed}
         if changed:
+            self._found, self._last_change = {reference.name for reference in changed}, self._num_updates
             self._num_changes += 1
             self.start()
         return self._num_changes
