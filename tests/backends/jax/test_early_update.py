@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import lockstep
-from lockstep.backends.jax import compiled, replicas
+from lockstep.backends.jax import executables, replicas
 from lockstep.errors import NonFiniteError
 
 X = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
@@ -83,6 +83,6 @@ def test_weights_that_sum_to_one_need_no_division(updates, monkeypatch):
 def test_what_is_put_on_a_device_shares_no_memory_with_numpy():
     """The root of a sum is written again by the next step, while the update may still read it."""
     shared = np.frombuffer(mmap.mmap(-1, 2**16), np.float32)  # aligned to pages, as the memory of an exchange
-    (copy,) = compiled.Executables(jax.devices("cpu")[:1], True).put({"root": shared})
+    (copy,) = executables.Executables(jax.devices("cpu")[:1], True).put({"root": shared})
     shared[:] = 1
     assert not np.asarray(copy["root"]).any()

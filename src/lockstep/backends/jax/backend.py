@@ -8,16 +8,16 @@ from typing import Any
 import jax
 
 from lockstep.backends.base import Recipe
-from lockstep.backends.jax import array_ops, device_sum, devices, losses, rng, shard_inputs
-from lockstep.backends.jax.device_sum import DeviceSum, DeviceVector, Leaves
+from lockstep.backends.jax import array_ops, devices, losses, partial_sums, rng, shard_inputs
+from lockstep.backends.jax.flat_vectors import VectorFields, read_floats
 from lockstep.backends.jax.functional_model import FunctionalModel
+from lockstep.backends.jax.partial_sums import DeviceSum, DeviceVector, Leaves
 from lockstep.backends.jax.replicas import JaxReplicas
 from lockstep.backends.jax.shard_inputs import to_host
 from lockstep.backends.jax.shard_pass import ShardPasses
 from lockstep.backends.jax.shard_runner import JaxShardRunner
-from lockstep.backends.jax.sums import find_changed
+from lockstep.backends.jax.sums_reader import find_changed
 from lockstep.backends.jax.train_mode import Modes
-from lockstep.backends.jax.vector_fields import VectorFields, read_floats
 from lockstep.core import host_vectors, tree
 from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.batches import transform
@@ -125,7 +125,7 @@ class JaxBackend:
     def add(self, left: PartialSum, right: PartialSum | None, out: PartialSum | None) -> PartialSum:
         """Returns left + right (left alone if `right` is None), added by XLA; writes it to `out` in host memory."""
         if right is not None:
-            left = {dtype: device_sum.add(left[dtype], right[dtype], self._replicas.device) for dtype in left}
+            left = {dtype: partial_sums.add(left[dtype], right[dtype], self._replicas.device) for dtype in left}
         if out is None or any(isinstance(vector, jax.Array) for vector in out.values()):
             return left
         for dtype, vector in left.items():
@@ -138,7 +138,7 @@ class JaxBackend:
             if isinstance(vector, DeviceVector):
                 vector.total.divisor = by
             else:
-                vector[:] = device_sum.divide(vector, by, self._replicas.device)
+                vector[:] = partial_sums.divide(vector, by, self._replicas.device)
 
     def update(self, total: PartialSum, sums: Sums, work: Work) -> None:
         """Applies the optimizer's step with the summed gradient, and sets the averaged variables."""

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from lockstep.backends.jax import named_pytrees, train_mode
-from lockstep.backends.jax.attributes import NnxAttributes
+from lockstep.backends.jax.nnx_attributes import NnxAttributes
 from lockstep.errors import ModelError, OptimizerError
 
 

@@ -15,10 +15,10 @@ from flax import nnx
 
 from lockstep.backends.base import Recipe
 from lockstep.backends.jax import array_ops, devices, models, named_pytrees, optimizers
-from lockstep.backends.jax.compiled import Executables
-from lockstep.backends.jax.device_sum import DeviceSum
+from lockstep.backends.jax.executables import Executables
+from lockstep.backends.jax.flat_vectors import VectorFields
 from lockstep.backends.jax.functional_model import ModelHandle
-from lockstep.backends.jax.vector_fields import VectorFields
+from lockstep.backends.jax.partial_sums import DeviceSum
 from lockstep.core.state import ArraySpec, check_state
 from lockstep.core.types import Array, LazyState, State
 from lockstep.errors import StateError

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.backends.jax import array_ops, losses, rng, vector_fields
+from lockstep.backends.jax import array_ops, flat_vectors, losses, rng
+from lockstep.backends.jax.flat_vectors import VectorFields
 from lockstep.backends.jax.models import BoundModel, Model
 from lockstep.backends.jax.shard_inputs import ShardSpec
-from lockstep.backends.jax.vector_fields import VectorFields
 from lockstep.core.batch_entries import spread_inputs
 from lockstep.core.metrics import Column, Metric
 from lockstep.core.objective import Objective
@@ -107,7 +107,7 @@ class ShardPasses:
             gradients = jax.tree.map(lambda value: _scale_gradient(value, factor), gradients)
         if contributes is not True:  # a shard of weight 0 gives exact zeros, even if its loss is NaN
             gradients = jax.tree.map(lambda value: jnp.where(contributes, value, 0), gradients)
-        info.changed = vector_fields.find_changed(rest, others)
+        info.changed = flat_vectors.find_changed(rest, others)
         return gradients, others, sums
 
     def build_sums(self, spec: ShardSpec, examples: int, summed: bool, info: TraceInfo) -> Callable[..., Any]:
@@ -167,7 +167,7 @@ class ShardPasses:
 
 def _scale_gradient(gradient: Any, factor: Any) -> Any:
     """Returns gradient * factor in the dtype in which gradients are added."""
-    dtype = vector_fields.choose_sum_dtype(gradient.dtype)
+    dtype = flat_vectors.choose_sum_dtype(gradient.dtype)
     return gradient.astype(dtype) * jnp.asarray(factor, dtype)
 
 

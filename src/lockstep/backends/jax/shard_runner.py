@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends.jax import rng
-from lockstep.backends.jax.device_sum import DeviceSum, Leaves
+from lockstep.backends.jax.flat_vectors import VectorFields
+from lockstep.backends.jax.partial_sums import DeviceSum, Leaves
 from lockstep.backends.jax.replicas import JaxReplicas
 from lockstep.backends.jax.shard_inputs import ShardBatch, iterate_rounds
 from lockstep.backends.jax.shard_pass import ShardPasses, TraceInfo
-from lockstep.backends.jax.sums import StartedShard, SumsReader
-from lockstep.backends.jax.vector_fields import VectorFields
+from lockstep.backends.jax.sums_reader import StartedShard, SumsReader
 from lockstep.core.batches import leaves
 from lockstep.core.metrics import Sums
 from lockstep.core.outputs import ShardOutputs

@@ -11,7 +11,7 @@ from lockstep.backends.keras.stateless_model import CompiledModel, VariableValue
 from lockstep.backends.keras.unsupported import RESTORING, check_built, check_precision
 from lockstep.backends.tensorflow import TensorflowBackend, array_ops, unsupported
 from lockstep.backends.tensorflow.losses import WEIGHING
-from lockstep.backends.tensorflow.program import ProgramResult, ReplicaVariables
+from lockstep.backends.tensorflow.training_program import ProgramResult, ReplicaVariables
 from lockstep.core.batches import inputs
 from lockstep.core.layout import Layout
 from lockstep.core.shard_sums import CUSTOM_SUMS, Summand, list_loss_parts, measure

@@ -16,7 +16,7 @@ from keras.src.utils import tracking
 
 from lockstep.backends import pickling
 from lockstep.backends.base import Recipe
-from lockstep.backends.keras import custom_objects, model_attributes
+from lockstep.backends.keras import attribute_pickling, custom_objects
 from lockstep.errors import ModelError
 
 _REDUCTIONS: dict[type, pickling.Reduction] = {
@@ -30,13 +30,13 @@ _REDUCTIONS: dict[type, pickling.Reduction] = {
 
 def dump(recipe: Recipe) -> bytes:
     """Returns a pickle of the recipe for a worker; raises ModelError if the model cannot be pickled."""
-    without = [layer for layer in _list_layers(recipe.model) if not model_attributes.has_configuration(layer)]
+    without = [layer for layer in _list_layers(recipe.model) if not attribute_pickling.has_configuration(layer)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if not without:
                 return pickling.dump(PickledRecipe(recipe), _REDUCTIONS)
-            attributes = model_attributes.ModelAttributes()
+            attributes = attribute_pickling.ModelAttributes()
             data = pickling.dump(PickledRecipe(recipe, attributes), attributes.reductions())
             attributes.check_complete()
             return data
@@ -52,7 +52,7 @@ def dump(recipe: Recipe) -> bytes:
 class PickledRecipe:
     """Pickles a recipe; unpickling gives the recipe itself."""
 
-    def __init__(self, recipe: Recipe, attributes: model_attributes.ModelAttributes | None = None) -> None:
+    def __init__(self, recipe: Recipe, attributes: attribute_pickling.ModelAttributes | None = None) -> None:
         self._recipe = recipe
         self._attributes = attributes  # if the model has no configuration
 
@@ -136,7 +136,7 @@ def _create_recipe(
 ) -> Recipe:
     _write_defaults(defaults)
     if attributes is not None:
-        model_attributes.restore(attributes)
+        attribute_pickling.restore(attributes)
     kind, config, build_config, *_ = model_parts
     with custom_objects.use(custom):
         model = kind if config is None else kind.from_config(config)

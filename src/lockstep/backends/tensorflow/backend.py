@@ -14,8 +14,8 @@ from lockstep.backends.base import Recipe
 from lockstep.backends.change_detector import ChangeDetector
 from lockstep.backends.tensorflow import flat_vectors, loaders, settings, state
 from lockstep.backends.tensorflow.optimizer import OptimizerUpdate
-from lockstep.backends.tensorflow.program import ReplicaVariables, TrainingProgram
 from lockstep.backends.tensorflow.shard_pass import TensorflowShardRunner
+from lockstep.backends.tensorflow.training_program import ReplicaVariables, TrainingProgram
 from lockstep.core import host_vectors
 from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.batches import transform

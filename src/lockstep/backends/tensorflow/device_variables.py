@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lockstep.backends.tensorflow.program import ReplicaVariables
+from lockstep.backends.tensorflow.training_program import ReplicaVariables
 
 
 class DeviceVariables:

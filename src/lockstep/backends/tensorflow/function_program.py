@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.backends.base import Recipe
 from lockstep.backends.tensorflow import array_ops, losses
-from lockstep.backends.tensorflow.program import ProgramResult, ReplicaVariables
+from lockstep.backends.tensorflow.training_program import ProgramResult, ReplicaVariables
 from lockstep.backends.tensorflow.unsupported import check_function, check_optimizer
 from lockstep.core.batch_entries import spread_inputs
 from lockstep.core.metrics import resolve

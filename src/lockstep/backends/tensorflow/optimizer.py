@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from lockstep.backends import keras_optimizer_state
-from lockstep.backends.tensorflow.program import TrainingProgram
+from lockstep.backends.tensorflow.training_program import TrainingProgram
 from lockstep.core.layout import Field, Layout
 from lockstep.core.types import PartialSum
 

@@ -18,7 +18,7 @@ from lockstep.backends.tensorflow import array_ops, unsupported
 from lockstep.backends.tensorflow.device_variables import DeviceVariables
 from lockstep.backends.tensorflow.flat_vectors import find_sum_dtype
 from lockstep.backends.tensorflow.parallel_call import NOT_INLINED, ReplicaCalls, build_call
-from lockstep.backends.tensorflow.program import ReplicaVariables, TrainingProgram
+from lockstep.backends.tensorflow.training_program import ReplicaVariables, TrainingProgram
 from lockstep.core import seeds
 from lockstep.core.batches import leaves, transform
 from lockstep.core.metrics import Column, Sums

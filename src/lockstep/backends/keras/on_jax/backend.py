@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.backends.base import Recipe
 from lockstep.backends.jax import JaxBackend
-from lockstep.backends.jax.vector_fields import VectorFields
+from lockstep.backends.jax.flat_vectors import VectorFields
 from lockstep.backends.keras import loaders
 from lockstep.backends.keras.on_jax.model import KerasJaxModel
 from lockstep.backends.keras.on_jax.optimizer import KerasJaxOptimizer

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.backends.jax.flat_vectors import VectorFields
 from lockstep.backends.jax.shard_inputs import ShardBatch
 from lockstep.backends.jax.shard_pass import TraceInfo
-from lockstep.backends.jax.vector_fields import VectorFields
 from lockstep.core.metrics import Column, Sums
 from lockstep.core.outputs import ShardOutputs
 from lockstep.core.shard_sums import NUM_CHECKS, ShardNames, check_loss, pad

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import config as _jax_config
 
-from lockstep.backends.jax import named_pytrees, tree_program, vector_fields
+from lockstep.backends.jax import flat_vectors, named_pytrees, tree_program
 from lockstep.backends.jax.compile_cache import CompiledProgram, TracedFunction
-from lockstep.backends.jax.device_sum import Leaves
+from lockstep.backends.jax.flat_vectors import VectorFields
 from lockstep.backends.jax.optimizers import Optimizer
+from lockstep.backends.jax.partial_sums import Leaves
 from lockstep.backends.jax.shard_inputs import ShardBatch, ShardSpec
 from lockstep.backends.jax.shard_pass import ShardPasses, TraceInfo
 from lockstep.backends.jax.tree_program import AXIS
-from lockstep.backends.jax.vector_fields import VectorFields
 
 config: Any = jax.config
 _SPEC: Any = jax.sharding.PartitionSpec
@@ -131,7 +131,7 @@ class Executables:
         """
 
         def run(vectors: Any, divisor: Any, loss: Any, params: Any, rest: Any, state: Any) -> Any:
-            gradients = vector_fields.barrier(layout.read_gradients(vectors, divisor))
+            gradients = flat_vectors.barrier(layout.read_gradients(vectors, divisor))
             rest = layout.read_others(vectors, rest, differs)
             params, state = step(gradients, state, params, loss)
             return params, rest, state
@@ -206,7 +206,7 @@ def _build_update(optimizer: Optimizer, clip: float | None) -> Callable[..., Any
 def _compute_norm(gradients: Any) -> Any:
     """Returns the norm of all tensors together; adds their squared norms in the pytree's order."""
     squares = [
-        jnp.sum(jnp.square(value.astype(vector_fields.choose_sum_dtype(value.dtype))))
+        jnp.sum(jnp.square(value.astype(flat_vectors.choose_sum_dtype(value.dtype))))
         for value in jax.tree.leaves(gradients)
     ]
     total = squares[0]
