@@ -94,7 +94,9 @@ def test_one_device_may_have_several_replicas():
     """As `verify` does on a single GPU; here on the first CPU device."""
     backend = kit.module.open(*make_recipe(["cpu:0"]))
     backend._replicas.rows = [0, 0, 0]
-    pieces = backend._runner._pieces(type("Work", (), {"pieces": {0: {0: "a", 1: "b"}, 1: {2: "c"}, 2: {3: "d"}}})())
+    pieces = backend._runner._collect_pieces(
+        type("Work", (), {"pieces": {0: {0: "a", 1: "b"}, 1: {2: "c"}, 2: {3: "d"}}})()
+    )
     assert pieces == [{0: "a", 1: "b", 2: "c", 3: "d"}]
 
 

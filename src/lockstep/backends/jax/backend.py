@@ -1,4 +1,4 @@
-"""The JAX backend: one process drives all of its devices, each of which holds a replica."""
+"""The JAX backend: one process drives all of its devices, each of which has a replica."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -209,7 +209,7 @@ class JaxBackend:
         self._replicas.load(state)
 
     def numbers(self) -> list[dict[str, Any]]:
-        """Returns the hyperparameters that `optax.inject_hyperparams` keeps in the optimizer state."""
+        """Returns the hyperparameters that `optax.inject_hyperparams` stores in the optimizer state."""
         self._replicas.copy_script_changes()
         return self._replicas.optimizer.read_hyperparams()
 

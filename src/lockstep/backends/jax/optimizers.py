@@ -32,7 +32,7 @@ class Optimizer:
         self.state = state
         self.steps = steps  # the number of steps so far, if the script's object counts them
         self._owner: nnx.Optimizer[Any] | None = owner
-        self._deferred_hyperparams: Sequence[Mapping[str, Any]] = ()  # hyperparameters set before there was a state
+        self._deferred_hyperparams: Sequence[Mapping[str, Any]] = ()  # set before the state exists
         self._published = self._list_arrays()
 
     @property
@@ -278,7 +278,7 @@ def _is_injected(node: Any) -> bool:
 
 
 def _list_variables(owner: Any) -> list[Any]:
-    """Returns an nnx optimizer's state variables that hold an array; leaves out variables of masked parameters."""
+    """Returns an nnx optimizer's state variables that contain an array; those of masked parameters contain none."""
     variables = jax.tree.leaves(owner.opt_state, is_leaf=lambda node: isinstance(node, nnx.Variable))
     return [variable for variable in variables if jax.tree.leaves(variable.get_raw_value())]
 

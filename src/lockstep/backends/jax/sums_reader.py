@@ -54,7 +54,7 @@ class SumsReader:
 
     def read_step(self, work: Work, fields: VectorFields, shards: Sequence[StartedShard]) -> dict[int, Sums]:
         """Returns every shard's sums, padded to the layout's length; raises an error if a loss is not finite."""
-        for each in shards:  # starts all copies before the first is waited for
+        for each in shards:  # all copies are started before the first is waited for
             each.values[0].copy_to_host_async()
         rows = {}
         for each in sorted(shards, key=lambda started: started.batch.shard):

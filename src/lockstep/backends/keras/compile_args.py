@@ -25,8 +25,8 @@ def adopt(recipe: Recipe) -> Recipe:
     metrics = recipe.metrics or None  # as `compile` takes them
     if metrics and isinstance(recipe.loss, Objective):
         raise ModelError(
-            f"metrics={recipe.metrics!r} cannot be used with an objective: metrics compare outputs with targets, and "
-            "Lockstep does not know the outputs of an objective. Return the metrics from the objective: "
+            f"metrics={recipe.metrics!r} cannot be used with an objective: metrics compare outputs with targets, but "
+            "an objective returns no outputs. Return the metrics from the objective: "
             "return loss, {'name': value}."
         )
     before = model if getattr(model, "compiled", False) else None

@@ -54,8 +54,8 @@ def is_sum(model: Any, was_measured_as_sum: bool) -> bool:
     sums = [reduction == SUM for reduction in reductions]
     if any(sums) and not all(sums):
         raise ModelError(
-            f"The model's losses have the reductions {', '.join(map(repr, reductions))}, but sums over the examples cannot "
-            "be combined with means. Use reduction='sum_over_batch_size' in every loss."
+            f"The model's losses have the reductions {', '.join(map(repr, reductions))}, but sums over the examples "
+            "cannot be combined with means. Use reduction='sum_over_batch_size' in every loss."
         )
     return any(sums)
 

@@ -47,7 +47,7 @@ def choose_term(loss: Any) -> Callable[[Call, Any, Share], Term]:
 
 
 def find_traits(loss: Any) -> LossTraits:
-    """Returns what named metrics need to know about the loss."""
+    """Returns the properties of the loss on which named metrics depend."""
     binary = type(loss).__name__ in _BINARY
     threshold = 0.5 if binary and not loss.get_config().get("from_logits") else 0.0
     return LossTraits(getattr(loss, "ignore_class", None), binary=binary, threshold=threshold)

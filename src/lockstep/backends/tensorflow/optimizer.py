@@ -20,7 +20,7 @@ class UpdatedVariable(NamedTuple):
 
     field: Field  # where its gradient or its new value is
     variable: Any
-    is_trainable: bool  # if so, the field holds a gradient
+    is_trainable: bool  # if so, the field has its gradient
 
 
 class OptimizerUpdate:
