@@ -67,8 +67,8 @@ def find_inputs(loss: Any, batch: Any) -> Any:
     """Returns the part of a batch from which a linen module without variables is initialized: the model's inputs."""
     if isinstance(loss, Objective):
         raise ModelError(
-            "The linen module has no variables, and Lockstep cannot initialize it, because the objective may call it with "
-            "any inputs. Give lockstep.wrap (module, module.init(key, x)) as the model."
+            "The linen module has no variables, and Lockstep cannot initialize it, because the objective may call it "
+            "with any inputs. Give lockstep.wrap (module, module.init(key, x)) as the model."
         )
     return batch if loss is None else split_batch(batch, _AS_FLOATS)[0]
 
