@@ -103,7 +103,7 @@ def test_a_changed_jax_setting_compiles_again(tmp_path):
 def test_cached_code_is_dropped_with_its_devices(monkeypatch):
     from lockstep.backends.jax import devices
 
-    monkeypatch.setattr(devices, "clear", lambda: None)
+    monkeypatch.setattr(devices, "clear_backends", lambda: None)
     monkeypatch.setattr(devices, "_pools", {})
     monkeypatch.setattr(compile_cache, "_CODES", compile_cache.OrderedDict(one="code"))
     devices._clear()

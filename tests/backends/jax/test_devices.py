@@ -94,7 +94,9 @@ def test_one_device_may_have_several_replicas():
     """As `verify` does on a single GPU; here on the first CPU device."""
     backend = kit.module.open(*make_recipe(["cpu:0"]))
     backend._replicas.rows = [0, 0, 0]
-    pieces = backend._runner._pieces(type("Work", (), {"pieces": {0: {0: "a", 1: "b"}, 1: {2: "c"}, 2: {3: "d"}}})())
+    pieces = backend._runner._collect_pieces(
+        type("Work", (), {"pieces": {0: {0: "a", 1: "b"}, 1: {2: "c"}, 2: {3: "d"}}})()
+    )
     assert pieces == [{0: "a", 1: "b", 2: "c", 3: "d"}]
 
 
@@ -162,7 +164,7 @@ def train_on(names):
 @pytest.mark.parametrize("names", [["cpu:3"], ["cpu:5", "cpu:2", "cpu:7"]])
 def test_a_cpu_device_is_chosen_by_its_number(names):
     digest, _, _ = train_on(["cpu:0"])
-    assert len(jax.devices("cpu")) == devices.CPUS
+    assert len(jax.devices("cpu")) == devices.MIN_CPU_DEVICES
     assert train_on(names) == (digest, names, names[0])
     assert train_on([jax.devices("cpu")[int(name[4:])] for name in names]) == (digest, names, names[0])
     assert devices.read_pool_size() == devices.choose_pool_size()

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import lockstep
-from lockstep.backends.jax import compiled
+from lockstep.backends.jax import executables
 from lockstep.errors import NonFiniteError, StateError
 
 X = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
@@ -35,13 +35,13 @@ def wrapped(tx=None, **options):
 def programs(monkeypatch):
     """The kinds of programs that were used."""
     asked = []
-    once = compiled.Executables._find
+    once = executables.Executables._find
 
     def counted(self, key, make):
         asked.append(key[0])
         return once(self, key, make)
 
-    monkeypatch.setattr(compiled.Executables, "_find", counted)
+    monkeypatch.setattr(executables.Executables, "_find", counted)
     return asked
 
 

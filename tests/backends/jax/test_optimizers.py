@@ -192,7 +192,8 @@ def test_an_overridden_update_is_refused():
         lockstep.wrap(state(Averaging), None, LOSS)
     model = net()
     with pytest.raises(
-        OptimizerError, match=r"Doubling.update would not be called, .*Put what this method does into tx"
+        OptimizerError,
+        match=r"Doubling.update would not be called, .*Do what this method does in tx, e.g. with optax.chain",
     ):
         lockstep.wrap(model, Doubling(model, optax.sgd(0.1), wrt=nnx.Param), LOSS)
     both = nnx.ModelAndOptimizer(model, optax.sgd(0.1), wrt=nnx.Param)  # flax's own

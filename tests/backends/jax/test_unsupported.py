@@ -13,8 +13,8 @@ from flax.training.train_state import TrainState
 
 import lockstep
 from backends.kits import jax as kit
-from lockstep.backends.jax import CrossEntropy, models, rng
-from lockstep.errors import BatchError, ModelError, NonFiniteError, OptimizerError, PlanError, StateError
+from lockstep.backends.jax import CrossEntropy, devices, models, rng
+from lockstep.errors import BatchError, DeviceError, ModelError, NonFiniteError, OptimizerError, PlanError, StateError
 
 assert kit.module  # has made the CPU devices
 LOSS = optax.softmax_cross_entropy_with_integer_labels
@@ -107,6 +107,29 @@ def test_an_apply_that_drops_a_variable_is_refused():
         trainer.step((X, Y))
 
 
+@pytest.mark.parametrize(
+    ("mean", "message"),
+    [
+        ({"mean": [jnp.ones(3)], "count": 1}, r"has added or removed the variable 'batch_stats\.count'\. Create all"),
+        (
+            {"mean": (jnp.ones(3),)},
+            r"has changed a container of variables\. .* in the containers in which the call gets",
+        ),
+        (
+            {"mean": [jnp.ones((1, 3))]},
+            r"changed the shape of the variable 'batch_stats\.mean\.0' from \(3,\) to \(1, 3\)",
+        ),
+    ],
+)
+def test_an_apply_that_returns_other_variables_is_refused(mean, message):
+    def apply(variables, x, *, mutable):
+        return (x @ variables["params"], {"batch_stats": mean}) if mutable else x @ variables["params"]
+
+    trainer = wrapped((apply, {"params": jnp.ones((6, 3)), "batch_stats": {"mean": [jnp.zeros(3)]}}))
+    with pytest.raises(ModelError, match=message):
+        trainer.step((X, Y))
+
+
 def test_an_apply_gets_arguments_by_name():
     module = nn.Dense(3)
 
@@ -189,7 +212,7 @@ def test_an_apply_may_return_a_plain_number():
 
 def test_two_arrays_of_one_name_are_refused():
     params = {"a.b": jnp.ones((6, 3)), "a": {"b": jnp.ones((6, 3))}}
-    with pytest.raises(ModelError, match=r"Two arrays of the model have the same name 'a.b', .* Use keys without"):
+    with pytest.raises(ModelError, match=r"Two arrays of the model have the same name 'a.b': .* Use keys without"):
         wrapped((lambda params, x: x @ params["a.b"] + x @ params["a"]["b"], params))
 
 
@@ -286,6 +309,28 @@ def test_donated_arrays_are_refused():
         trainer.step((X, Y))
     model.kernel.set_value(jnp.zeros((6, 3), jnp.float32))
     trainer.step((X, Y))
+
+
+def test_a_model_without_parameters_is_refused():
+    model = nnx.BatchNorm(6, use_scale=False, use_bias=False, rngs=nnx.Rngs(0))
+    with pytest.raises(ModelError, match=r"^The model has no parameters to train\. Add a layer or a parameter"):
+        wrapped(model).step((X, Y))
+
+
+def test_a_loss_that_is_an_integer_is_refused():
+    with pytest.raises(ModelError, match=r"must be a floating-point scalar\. Got int32\. Return a float"):
+        wrapped(nnx.Linear(6, 3, rngs=nnx.Rngs(0)), loss=lambda z, y: z.sum().astype(jnp.int32)).step((X, Y))
+
+
+def test_only_a_train_state_has_a_state():
+    model = wrapped((lambda params, x: x @ params, jnp.ones((6, 3)))).model
+    with pytest.raises(ModelError, match=r"not wrapped as a TrainState, so it has no `state`\. Use `variables`"):
+        model.state  # noqa: B018
+
+
+def test_a_device_that_jax_does_not_have_is_refused():
+    with pytest.raises(DeviceError, match=r"^JAX has no device 'cuda:7'\. Use one of cpu:0"):
+        devices.find_devices(["cuda:7"], exact=True, movable=())
 
 
 def test_parameters_that_are_not_real_numbers_are_refused():

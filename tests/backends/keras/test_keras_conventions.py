@@ -9,7 +9,7 @@ import pytest
 from keras import layers, ops
 
 import lockstep
-from lockstep.errors import BatchError, StateError
+from lockstep.errors import BatchError, ModelError, StateError
 
 # Keras's own arrays, under numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -45,6 +45,15 @@ def two_outputs():
     losses, metrics = {"kind": kinds, "size": "mse"}, {"kind": ["accuracy"], "size": ["mae"]}
     model.compile("sgd", losses, loss_weights={"kind": 1.0, "size": 0.3}, metrics=metrics)
     return model
+
+
+def test_losses_that_are_sums_and_means_are_refused():
+    model = two_outputs()
+    kinds = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    model.compile("sgd", {"kind": kinds, "size": "mse"})
+    message = r"have the reductions 'sum', 'sum_over_batch_size', but .* Use reduction='sum_over_batch_size'"
+    with lockstep.wrap(model, devices=1, shards=4) as trainer, pytest.raises(ModelError, match=message):
+        trainer.step((X[:32], {"kind": Y[:32], "size": X[:32, :1]}))
 
 
 class Batches(keras.utils.PyDataset):

@@ -42,6 +42,22 @@ def test_freezing_a_layer_without_weights_stops_its_statistics():
     assert changed == [True, False]
 
 
+def test_a_layer_with_weights_may_be_frozen_between_steps_except_on_jax():
+    model = create_model(layers.Dense(6, name="first"))
+    with lockstep.wrap(model, devices=1, shards=2) as trainer:
+        trainer.step((X, Y))
+        before = np.array(model.layers[0].kernel.numpy())
+        model.layers[0].trainable = False
+        if BACKEND == "jax":
+            with pytest.raises(
+                ModelError, match=r"^The variable 'first/bias' was frozen .* Call lockstep\.wrap\(model\)"
+            ):
+                trainer.step((X, Y))
+            return
+        trainer.step((X, Y))
+    assert np.array_equal(model.layers[0].kernel.numpy(), before)
+
+
 class Noise(layers.Layer):
     """Uses random numbers without a generator of its own."""
 

@@ -17,7 +17,7 @@ ALL_FRAMEWORKS = [f"test_{name}.py" for name in FILES]
 
 @pytest.mark.parametrize(
     ("backend", "files"),
-    [("jax", ALL_FRAMEWORKS), ("torch", [*ALL_FRAMEWORKS, "torch_workers.py", "layer_attributes.py"])],
+    [("jax", ALL_FRAMEWORKS), ("torch", [*ALL_FRAMEWORKS, "torch_workers.py", "torch_layer_attributes.py"])],
 )
 def test_every_test_for_all_backends_passes(backend, files, tmp_path):
     unused = {"tensorflow", "jax", "matplotlib"} - {backend}

@@ -1,4 +1,4 @@
-"""JAX: one process drives all of its devices, with flax models or plain functions and optax."""
+"""JAX: one process drives all of its devices; models from flax or as plain functions, optimizers from optax."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ def initial_seed() -> int:
 
 
 def variables(devices: Sequence[str]) -> dict[str, str]:
-    """Returns NPROC on CPUs; it fixes the size of XLA's thread pool, which would depend on the number of devices."""
+    """Returns NPROC on CPUs: without it the size of XLA's thread pool would depend on the number of devices."""
     return {"NPROC": str(jax_devices.choose_pool_size())} if devices[0].startswith("cpu") else {}
 
 
@@ -41,8 +41,9 @@ def adopt(recipe: Recipe) -> Recipe:
     if isinstance(recipe.model, models.NNX_MODULE):
         return recipe
     if isinstance(recipe.model, ModelHandle):
-        in_use = recipe.model.optimizer is not None  # another trainer updates this model
-        return replace(recipe, model=recipe.model.copy_model()) if in_use else recipe
+        # A handle of another trainer is updated by that trainer, so this trainer gets a copy.
+        is_in_use = recipe.model.optimizer is not None
+        return replace(recipe, model=recipe.model.copy_model()) if is_in_use else recipe
     model = models.adapt_model(recipe.model)
     assert isinstance(model, FunctionalModel)
     return replace(recipe, model=model.handle)

@@ -1,6 +1,7 @@
-"""The array functions of JAX, whose arrays are immutable, so that collectives always return new arrays.
+"""Array functions for JAX.
 
-A copy never shares memory with the original, so that either of them can be donated alone.
+JAX's arrays are immutable, so every function returns a new array. A copy never shares memory with the original: the
+script may donate one of them to a jitted function, which frees its memory.
 """
 
 from collections.abc import Sequence
@@ -58,9 +59,11 @@ def update_averages(averages: Sequence[Any], values: Sequence[Any], decay: float
 
 
 @jax.jit
-def _scale_each(averages: Sequence[Any], values: Sequence[Any], decay: Any, rest: Any) -> tuple[list[Any], list[Any]]:
+def _scale_each(
+    averages: Sequence[Any], values: Sequence[Any], decay: Any, complement: Any
+) -> tuple[list[Any], list[Any]]:
     pairs = zip(averages, values, strict=True)
-    return [each * decay for each in averages], [value.astype(average.dtype) * rest for average, value in pairs]
+    return [each * decay for each in averages], [value.astype(average.dtype) * complement for average, value in pairs]
 
 
 @jax.jit
@@ -91,9 +94,9 @@ def _find_device(array: Any) -> Any:
 
 def _get_device(name: str) -> Any:
     kind, _, index = name.partition(":")
-    found = jax.local_devices(backend=kind)
-    # Only a CPU's index can be above the last: JAX has one CPU device unless it is configured to have more.
-    return found[int(index) % len(found)]
+    devices = jax.local_devices(backend=kind)
+    # Only a CPU's index can be too large: JAX has one CPU device unless it is configured to have more.
+    return devices[int(index) % len(devices)]
 
 
 def is_array(value: Any) -> bool:
@@ -194,8 +197,8 @@ def argmax(array: Any, axis: int) -> Any:
 
 def has_in_top(array: Any, labels: Any, num: int, axis: int) -> Any:
     """Returns whether each label is among the `num` largest elements on the axis, by XLA's top_k on the last axis."""
-    best = jax.lax.top_k(jnp.moveaxis(array, axis, -1), num)[1]
-    return (best == labels[..., None]).any(-1)
+    top = jax.lax.top_k(jnp.moveaxis(array, axis, -1), num)[1]
+    return (top == labels[..., None]).any(-1)
 
 
 def equal(left: Any, right: Any) -> Any:

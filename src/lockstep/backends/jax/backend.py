@@ -1,4 +1,4 @@
-"""The JAX backend: one process drives all of its devices, each of which holds a replica."""
+"""The JAX backend: one process drives all of its devices, each of which has a replica."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,16 +8,16 @@ from typing import Any
 import jax
 
 from lockstep.backends.base import Recipe
-from lockstep.backends.jax import array_ops, device_sum, devices, losses, rng, shard_inputs
-from lockstep.backends.jax.device_sum import DeviceSum, DeviceVector, Leaves
+from lockstep.backends.jax import array_ops, devices, losses, partial_sums, rng, shard_inputs
+from lockstep.backends.jax.flat_vectors import VectorFields, read_floats
 from lockstep.backends.jax.functional_model import FunctionalModel
+from lockstep.backends.jax.partial_sums import DeviceSum, DeviceVector, Leaves
 from lockstep.backends.jax.replicas import JaxReplicas
 from lockstep.backends.jax.shard_inputs import to_host
 from lockstep.backends.jax.shard_pass import ShardPasses
 from lockstep.backends.jax.shard_runner import JaxShardRunner
-from lockstep.backends.jax.sums import find_changed
+from lockstep.backends.jax.sums_reader import read_changed
 from lockstep.backends.jax.train_mode import Modes
-from lockstep.backends.jax.vector_fields import VectorFields, read_floats
 from lockstep.core import host_vectors, tree
 from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.batches import transform
@@ -49,7 +49,7 @@ class JaxBackend:
         passes = ShardPasses(self._replicas.model, recipe.loss, self._metrics, options.precision, recipe.keeps_outputs)
         self.outputs = ShardOutputs(recipe.keeps_outputs, shard_inputs.to_numpy, shard_inputs.to_cpu)
         self._runner = JaxShardRunner(self._replicas, passes, self.outputs)
-        self._work: Work | None = None
+        self._work: Work | None = None  # of the last command, for a model whose variables do not exist yet
         self.spread(names)
         self.versions: Mapping[str, str] = devices.read_versions(names)
 
@@ -68,7 +68,7 @@ class JaxBackend:
         """Copies what the script has changed to all devices; adds the step's number to errors of the script's code."""
         self._work = work
         if self._replicas.has_variables:
-            self._replicas.take_script_changes()
+            self._replicas.copy_script_changes()
         try:
             yield
         except LockstepError:
@@ -81,11 +81,11 @@ class JaxBackend:
 
     def layout(self) -> Layout:
         """Returns the layout of a partial sum: the parameters' gradients, then the model's untrained variables."""
-        self._start(self._inputs)
+        self._create_variables(self._find_inputs)
         return self._fields.layout
 
     def partial_sums(self, work: Work, fold: Fold) -> tuple[Mapping[tree.Span, PartialSum], ShardSums]:
-        """Starts every shard, then the tree and, if the gradient needs no division, the update.
+        """Starts the program of every shard, then the tree's and, if the gradient needs no division, the update's.
 
         The sum of all shards stays on the devices. If other processes have shards, or some shards are empty, the
         partial sums are copied to the host.
@@ -96,16 +96,16 @@ class JaxBackend:
             total, shard_sums = runner.start_step(work, self._fields, self._recipe.options.clip_norm)
             return {root: total}, shard_sums
         leaves, shard_sums = runner.start_shards(work, self._fields)
-        if len(leaves.places) < work.num_shards:
+        if len(leaves.places) < work.num_shards:  # the tree's program needs every leaf
             return self._copy_to_host(leaves, fold), shard_sums
         if fold.check is not None:
             for shard in leaves.places:
                 fold.check(shard, leaves.get(shard))
         layout = self._fields.layout
-        vectors = replicas.executables.total(leaves, layout.lengths)
+        vectors = replicas.executables.add_leaves(leaves, layout.lengths)
         total = DeviceSum(layout, lambda: vectors)
         info = runner.info
-        if info is not None and not info.divided:
+        if info is not None and not info.divided:  # a divisor is known only after the sums are read
             replicas.start_early_update(total, info.changed)
         return {root: total}, shard_sums
 
@@ -123,9 +123,9 @@ class JaxBackend:
         return host_vectors.create_buffer(layout, memory)
 
     def add(self, left: PartialSum, right: PartialSum | None, out: PartialSum | None) -> PartialSum:
-        """Returns left + right (left alone if `right` is None), added by XLA; writes it to `out` in host memory."""
+        """Returns left + right, added by XLA, or `left` if `right` is None; writes it to `out` in host memory."""
         if right is not None:
-            left = {dtype: device_sum.add(left[dtype], right[dtype], self._replicas.device) for dtype in left}
+            left = {dtype: partial_sums.add(left[dtype], right[dtype], self._replicas.device) for dtype in left}
         if out is None or any(isinstance(vector, jax.Array) for vector in out.values()):
             return left
         for dtype, vector in left.items():
@@ -133,21 +133,22 @@ class JaxBackend:
         return out
 
     def divide(self, total: PartialSum, by: float) -> None:
-        """Divides a sum in host memory in place, with XLA; for a sum on devices, records the divisor for the update."""
+        """Divides a sum in host memory in place, with XLA; for a sum on devices, stores the divisor for the update."""
         for vector in total.values():
             if isinstance(vector, DeviceVector):
                 vector.total.divisor = by
             else:
-                vector[:] = device_sum.divide(vector, by, self._replicas.device)
+                vector[:] = partial_sums.divide(vector, by, self._replicas.device)
 
     def update(self, total: PartialSum, sums: Sums, work: Work) -> None:
-        """Applies the optimizer's step with the summed gradient, and sets the averaged variables."""
-        self._replicas.update(self._to_device_sum(total), find_changed(sums, self._fields), loss(sums))
+        """Applies the optimizer's step with the summed gradient, and writes the averaged untrained variables."""
+        self._replicas.update(self._to_device_sum(total), read_changed(sums, self._fields), loss(sums))
 
     def averaged(self) -> list[AveragedArray]:
         """Returns copies of the untrained float variables that a shard of this step changes."""
         info = self._runner.info
         assert info is not None
+        # The script only gets copies of a function's variables, so it cannot write to them.
         writable = not isinstance(self._replicas.model, FunctionalModel)
         return read_floats(self._replicas.copies[0][1], info.changed, writable)
 
@@ -164,22 +165,23 @@ class JaxBackend:
     @property
     def criterion(self) -> Criterion | None:
         """The loss as a function of (outputs, targets), called without jit; None if its reduction is known."""
-        found = losses.find_unknown(self._recipe.loss)
-        return None if found is None else partial(self._compute_loss, found)
+        criterion = losses.find_criterion(self._recipe.loss)
+        return None if criterion is None else partial(self._compute_loss, criterion)
 
     def _compute_loss(self, criterion: Any, outputs: Any, targets: Any) -> float | None:
+        """Returns the loss of numpy outputs and targets; None if it is not a scalar."""
         spec, arrays = shard_inputs.split_arrays((outputs, targets))
         value = criterion(*spec.unflatten([jax.device_put(array, self._replicas.device) for array in arrays]))
         return float(value) if isinstance(value, jax.Array) and not value.ndim else None
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Yields each shard's loss and metrics, computed in evaluation mode without an update."""
-        self._start(self._inputs)
+        self._create_variables(self._find_inputs)
         yield from self._runner.evaluate(work)
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
         """Yields each shard's outputs, computed in evaluation mode without an update."""
-        self._start(lambda piece: piece)
+        self._create_variables(lambda piece: piece)  # the examples of `predict` are the inputs alone
         for shard, outputs in self._runner.forward(work):
             yield shard, jax.tree.map(shard_inputs.to_numpy, outputs)
 
@@ -194,7 +196,7 @@ class JaxBackend:
         return dict(self._replicas.state())
 
     def copies(self) -> Iterator[Mapping[str, Array]]:
-        """Yields every replica's state; replicas on one device share their arrays."""
+        """Yields the state of every replica; replicas on one device share their arrays."""
         for row in self._replicas.rows:
             yield self._replicas.state(row)
 
@@ -207,22 +209,22 @@ class JaxBackend:
         self._replicas.load(state)
 
     def numbers(self) -> list[dict[str, Any]]:
-        """Returns the hyperparameters that `optax.inject_hyperparams` keeps in the optimizer state."""
-        self._replicas.take_script_changes()
-        return self._replicas.optimizer.numbers()
+        """Returns the hyperparameters that `optax.inject_hyperparams` stores in the optimizer state."""
+        self._replicas.copy_script_changes()
+        return self._replicas.optimizer.read_hyperparams()
 
     def set_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
         """Writes hyperparameters into the optimizer state, on every device."""
-        self._replicas.set_numbers(numbers)
+        self._replicas.set_hyperparams(numbers)
 
     def attributes(self) -> dict[str, Any]:
         """Returns the attributes of an nnx module that are scalars or strings, and its mode flags."""
-        return {"model": self._replicas.model.controls(), "modes": self._modes()}
+        return {"model": self._replicas.model.read_attributes(), "modes": self._read_modes()}
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Writes saved scalars, strings and mode flags into an nnx module."""
         if attributes["model"] is not None:
-            self._replicas.model.turn(attributes["model"])
+            self._replicas.model.write_attributes(attributes["model"])
         if self._replicas.model.mode_flags is not None:
             self._replicas.model.mode_flags.restore(attributes.get("modes", {}))
 
@@ -231,17 +233,17 @@ class JaxBackend:
         if self._replicas.model.mode_flags is not None:
             self._replicas.model.mode_flags.enter_training()
 
-    def _modes(self) -> Modes:
+    def _read_modes(self) -> Modes:
         flags = self._replicas.model.mode_flags
         return {} if flags is None else flags.read()
 
     def controls(self) -> Any:
         """Returns the hyperparameters, and an nnx module's attributes and mode flags, for other processes."""
-        return {"numbers": self.numbers(), "model": self._replicas.model.controls(), "modes": self._modes()}
+        return {"numbers": self.numbers(), "model": self._replicas.model.read_attributes(), "modes": self._read_modes()}
 
     def turn(self, controls: Any) -> None:
         """Applies the values that `controls` has returned in another process."""
-        self._replicas.model.turn(controls["model"])
+        self._replicas.model.write_attributes(controls["model"])
         if self._replicas.model.mode_flags is not None:
             self._replicas.model.mode_flags.write(controls["modes"])
         self.set_numbers(controls["numbers"])
@@ -265,24 +267,26 @@ class JaxBackend:
         return None
 
     def num_threads(self) -> int:
-        """Returns 1, because all devices of a process share XLA's pool of threads."""
+        """Returns 1: shards have no threads of their own, because all devices of a process share XLA's pool."""
         return 1
 
-    # -- inside
+    # -- layout and variables
 
     @property
     def _fields(self) -> VectorFields:
+        """The positions of gradients and untrained variables in the vectors of a partial sum."""
         return self._replicas.make_fields(find_room(self._metrics, self._recipe.loss))
 
-    def _start(self, inputs: Callable[[Any], Any]) -> None:
+    def _create_variables(self, find_inputs: Callable[[Any], Any]) -> None:
         """Initializes a linen module without variables from the first shard of the first batch."""
         if not self._replicas.has_variables:
             work = self._work
             assert work is not None
             piece = work.shards.get(0)
-            if piece is None and work.first is not None:
+            if piece is None and work.first is not None:  # another process computes shard 0
                 piece = work.first()
-            self._replicas.start(inputs(piece), rng.derive_initial_key(work.seed))
+            self._replicas.create_variables(find_inputs(piece), rng.derive_initial_key(work.seed))
 
-    def _inputs(self, piece: Any) -> Any:
+    def _find_inputs(self, piece: Any) -> Any:
+        """Returns the model's inputs in a shard's examples."""
         return losses.find_inputs(self._recipe.loss, piece)

@@ -1,4 +1,4 @@
-"""The losses that a script can choose by name: cross-entropy and squared error.
+"""The losses that a script can choose by name on JAX: cross-entropy and squared error.
 
 optax's functions return one value per example and leave the mean to the caller. The losses here also define what the
 mean divides by, which depends on ignored labels and class weights.
@@ -20,9 +20,9 @@ REDUCTIONS = ("mean", "sum")
 class CrossEntropy:
     """Softmax cross-entropy of logits (..., classes) with labels (...), or with a probability for every class.
 
-    With labels, the mean divides by the sum of the class weights of the labels that are not
-    `ignore_index`. With probabilities, it divides by the number of examples, as in torch, and
-    the class weights only multiply each class's part of the loss.
+    With labels, the mean divides by the sum of the class weights of the labels that are not `ignore_index`. With
+    probabilities, it divides by the number of examples, as in torch, and the class weights only multiply each class's
+    part of the loss.
     """
 
     ignore_index: int | None = None
@@ -48,6 +48,7 @@ class CrossEntropy:
                 f"{tuple(targets.shape)}, but needs logits (..., classes) and labels (...). Reshape the outputs or "
                 "the labels."
             )
+        # An ignored label may be outside the classes. Class 0 replaces it, and its loss is dropped below.
         counted = self._find_counted(targets)
         losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.where(counted, targets, 0))
         factors = self.compute_weights(targets)
@@ -63,6 +64,7 @@ class CrossEntropy:
         return jnp.where(counted, jnp.asarray(self.weights, wide())[jnp.where(counted, targets, 0)], 0)
 
     def _compute_from_probabilities(self, outputs: Any, probabilities: Any) -> Any:
+        """Returns the loss of each example; raises ModelError for ignore_index, or targets of another shape."""
         if self.ignore_index is not None:
             raise ModelError(
                 f"Cross-entropy with ignore_index={self.ignore_index} got targets of {probabilities.dtype}, which are "
@@ -81,6 +83,7 @@ class CrossEntropy:
         return optax.softmax_cross_entropy(outputs, parts)
 
     def _find_counted(self, targets: Any) -> Any:
+        """Returns for each label whether it counts, which means that it is not ignored."""
         return jnp.ones(targets.shape, bool) if self.ignore_index is None else targets != self.ignore_index
 
 

@@ -1,7 +1,7 @@
-"""Functions that are compiled once and run with the same machine code on every device.
+"""Compiles a function once and runs the same machine code on every device.
 
-XLA optimizes differently for one device and for several: the same Adam step divided by a scalar when compiled for one
-device, and multiplied by its reciprocal when mapped over two. So a program is always compiled for a single device, and
+XLA optimizes differently for one device and for several: the same Adam step divided by a scalar if compiled for one
+device, and multiplied by its reciprocal if mapped over two. So a program is always compiled for a single device, and
 its machine code is loaded on the other devices unchanged.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import compiler
-from jax.experimental import serialize_executable as packing
+from jax.experimental import serialize_executable
 from jax.extend.core import jaxpr_as_fun
 
 
@@ -23,17 +23,18 @@ class CompiledProgram:
     """A compiled function of arrays that are all on one device."""
 
     def __init__(
-        self, run: Callable[..., Any], devices: Sequence[Any], options: Any, donated: tuple[int, ...] = ()
+        self, run: Callable[..., Any], devices: Sequence[Any], options: Any, donate_argnums: tuple[int, ...] = ()
     ) -> None:
-        # Unused arguments are kept, because the text of a program is its key in the cache and must show every argument.
-        self._jitted = jax.jit(run, compiler_options=options, donate_argnums=donated, keep_unused=True)
+        # Unused arguments are kept, because the text of a program is its key in the cache: two programs that differ in
+        # an unused argument alone must not share machine code.
+        self._jitted = jax.jit(run, compiler_options=options, donate_argnums=donate_argnums, keep_unused=True)
         self._options = options
         self._devices = devices
         self._loaded: list[Any] = [None] * len(devices)
         self._code: MachineCode | None = None
 
     def __call__(self, row: int, *arguments: Any) -> Any:
-        """Runs the function on the device of this row, where its arguments must be; compiles it on the first call."""
+        """Runs the function on the device of this row, which must have its arguments; compiles it on the first call."""
         if self._loaded[row] is None:
             device = self._devices[row]
             self._code = self._code or _find_or_compile(self._jitted.lower(*arguments), device, self._options)
@@ -42,7 +43,7 @@ class CompiledProgram:
 
 
 class TracedFunction:
-    """A function that is traced once; programs compute parts of its result from the same trace."""
+    """A function that is traced once; several programs compute parts of its result from the same trace."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
@@ -66,7 +67,7 @@ class MachineCode:
 
     def __init__(self, compiled: Any, device: Any) -> None:
         self._loaded = {device: compiled}
-        self._made_for = device
+        self._compiled_for = device
         self._serialized: Any = None
 
     def load_on(self, device: Any) -> Any:
@@ -74,17 +75,17 @@ class MachineCode:
         if device not in self._loaded:
             if self._serialized is None:
                 try:
-                    self._serialized = packing.serialize(self._loaded[self._made_for])
-                except _CANNOT_SERIALIZE:  # then every device compiles the program: slower, but with the same passes
-                    return None
+                    self._serialized = serialize_executable.serialize(self._loaded[self._compiled_for])
+                except _CANNOT_SERIALIZE:
+                    return None  # then each device compiles the program itself: slower, but the same optimizations
             data, inputs, outputs = self._serialized
-            self._loaded[device] = _load_for(data, inputs, outputs, self._made_for, device)
+            self._loaded[device] = _load_code(data, inputs, outputs, self._compiled_for, device)
         return self._loaded[device]
 
 
 _CODES: OrderedDict[Any, MachineCode] = OrderedDict()  # this process's cache; the most recently used code comes last
-_MOST_CODES = 256
-# Raised for programs that XLA cannot serialize, and for programs that call functions of the script.
+_MAX_CODES = 256  # the least recently used code is dropped first
+# What `serialize` raises for programs that XLA cannot serialize, and for programs that call functions of the script.
 _CANNOT_SERIALIZE = NotImplementedError, ValueError, AttributeError, TypeError, pickle.PicklingError
 
 
@@ -96,34 +97,34 @@ def clear() -> None:
 def _find_or_compile(lowered: Any, device: Any, options: Any) -> MachineCode:
     """Returns the program's machine code, from the cache if this process has compiled the program before."""
     text = lowered.as_text()
-    if "callback" in text:  # a call of a Python function, which the text does not identify
+    if "callback" in text:  # not cached: the program calls a Python function, which the text does not identify
         return MachineCode(lowered.compile(), device)
     key = (
         hashlib.sha256(text.encode()).digest(),
         lowered.in_tree,
         lowered.out_tree,
         tuple((options or {}).items()),
-        device.client,
+        device.client,  # machine code belongs to one client, and `clear_backends` creates a new client
     )
     if key not in _CODES:
         _CODES[key] = MachineCode(lowered.compile(), device)
     _CODES.move_to_end(key)
-    while len(_CODES) > _MOST_CODES:
+    while len(_CODES) > _MAX_CODES:
         _CODES.popitem(last=False)
     return _CODES[key]
 
 
-def _load_for(data: bytes, inputs: Any, outputs: Any, made_for: Any, device: Any) -> Any:
-    executable, arguments, no_names = _ExecutableReader(data, made_for, device).load()
-    return jax.stages.Compiled(executable.load(), [], inputs.unflatten(arguments), outputs, no_kwargs=no_names)
+def _load_code(data: bytes, inputs: Any, outputs: Any, compiled_for: Any, device: Any) -> Any:
+    executable, arguments, no_kwargs = _ExecutableReader(data, compiled_for, device).load()
+    return jax.stages.Compiled(executable.load(), [], inputs.unflatten(arguments), outputs, no_kwargs=no_kwargs)
 
 
-class _ExecutableReader(packing._JaxPjrtUnpickler):
+class _ExecutableReader(serialize_executable._JaxPjrtUnpickler):
     """Deserializes an executable for another device of this process."""
 
-    def __init__(self, data: bytes, made_for: Any, device: Any) -> None:
+    def __init__(self, data: bytes, compiled_for: Any, device: Any) -> None:
         super().__init__(io.BytesIO(data), device.client, [device])  # type: ignore[no-untyped-call]
-        self.devices_by_id = {made_for.id: device}
+        self.devices_by_id = {compiled_for.id: device}
         self._options = compiler.get_compile_options(
             num_replicas=1, num_partitions=1, device_assignment=np.array([[device.id]])
         )

@@ -1,4 +1,4 @@
-"""Finds JAX's devices, and creates as many CPU devices as are needed.
+"""Finds JAX's devices, and creates as many CPU devices as a run needs.
 
 Results depend on the size of XLA's pool of CPU threads, which by default grows with the number of CPU devices. So the
 pool has one size for any number of devices, and the CPU devices are configured before JAX is initialized. If JAX is
@@ -19,13 +19,13 @@ from lockstep.backends.jax import compile_cache
 from lockstep.errors import DeviceError, ExactError
 
 config: Any = jax.config
-clear: Any = backend.clear_backends
+clear_backends: Any = backend.clear_backends
 live_arrays: Any = jax.live_arrays
 
-POOL = 64  # threads; each CPU device needs a thread, so this is also the largest number of CPU devices
-CPUS = 8  # CPU devices that exist at least, so that up to eight can be used at any time
-_THREAD = "tf_XLAEigen"  # the name of the threads in XLA's pool
-_pools: dict[Any, int] = {}  # the pool sizes of the CPU backends created here
+MIN_POOL_SIZE = 64  # threads of XLA's pool; each CPU device needs a thread, so usually also the most CPU devices
+MIN_CPU_DEVICES = 8  # created even if fewer are asked for, so that a later trainer or `verify` can use more
+_THREAD_NAME = "tf_XLAEigen"  # the name of the threads in XLA's pool
+_pools: dict[Any, int] = {}  # the size of each CPU client's pool
 
 
 def list_accelerators() -> list[str]:
@@ -43,29 +43,30 @@ def name_device(device: Any) -> str:
     return f"{kind}:{device.local_hardware_id if device.local_hardware_id is not None else device.id}"
 
 
-def find_devices(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[Any]:
-    """Returns JAX's device for every name; `own` are the model's and optimizer's arrays, which Lockstep may move."""
+def find_devices(names: Sequence[str], exact: bool, movable: Iterable[Any]) -> list[Any]:
+    """Returns JAX's device for every name; `movable` are the model's and optimizer's arrays, which Lockstep moves."""
     if names[0].startswith("cpu"):
-        return _find_cpus(names, exact, own)
-    found = {name_device(device): device for device in jax.local_devices()}
-    missing = [each for each in names if each not in found]
+        return _find_cpus(names, exact, movable)
+    devices = {name_device(device): device for device in jax.local_devices()}
+    missing = [each for each in names if each not in devices]
     if missing:
-        raise DeviceError(f"JAX has no device {missing[0]!r}. Use one of {', '.join(found)}.")
-    return [found[each] for each in names]
+        raise DeviceError(f"JAX has no device {missing[0]!r}. Use one of {', '.join(devices)}.")
+    return [devices[each] for each in names]
 
 
 def read_versions(names: Sequence[str]) -> dict[str, str]:
     """Returns what results depend on: versions, and the size of XLA's CPU thread pool or the accelerator's model."""
-    found = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}
+    versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}
     if names[0].startswith("cpu"):
-        return found | {"XLA's CPU threads": str(read_pool_size())}
+        return versions | {"XLA's CPU threads": str(read_pool_size())}
     device = jax.local_devices()[0]  # libraries such as cuDNN choose kernels by the device model
-    return found | {"device model": device.device_kind, "platform": device.client.platform_version}
+    return versions | {"device model": device.device_kind, "platform": device.client.platform_version}
 
 
 def choose_pool_size() -> int:
     """Returns the number of threads that XLA's pool must have on this host, whatever the number of devices."""
-    return max(POOL, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(MIN_POOL_SIZE, cores)
 
 
 def read_pool_size() -> int:
@@ -81,9 +82,10 @@ def is_initialized() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
-def _find_cpus(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[Any]:
-    numbers = [int(each.partition(":")[2]) for each in names]
-    count = max(numbers) + 1
+def _find_cpus(names: Sequence[str], exact: bool, movable: Iterable[Any]) -> list[Any]:
+    """Returns the CPU devices; creates JAX's devices again if there are too few, or if XLA's pool has another size."""
+    indices = [int(each.partition(":")[2]) for each in names]
+    count = max(indices) + 1
     if exact and count > choose_pool_size():
         raise ExactError(
             f"cpu:{count - 1} cannot be used in an exact run. Results depend on the number of threads in XLA's pool, "
@@ -91,13 +93,14 @@ def _find_cpus(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[An
             f"cpu:{choose_pool_size() - 1}, or exact=False."
         )
     if is_initialized() and (_has_too_few(count) or (exact and read_pool_size() not in (0, choose_pool_size()))):
-        _check_safe(count, own)
+        _check_not_in_use(count, movable)
         _clear()
-    elif is_initialized() and _has_too_few(CPUS) and not _find_hindrance(own):  # `verify` may use more devices later
-        _clear()
+    elif is_initialized() and _has_too_few(MIN_CPU_DEVICES) and not _explain_use(movable):
+        _clear()  # not needed now, but a later `verify` on more devices may come when arrays are bound to the devices
     if not is_initialized():
+        # Threads of this name that exist already belong to other clients, and do not count.
         before = _count_threads()
-        config.update("jax_num_cpu_devices", max(count, CPUS, config.jax_num_cpu_devices))
+        config.update("jax_num_cpu_devices", max(count, MIN_CPU_DEVICES, config.jax_num_cpu_devices))
         client = jax.local_devices(backend="cpu")[0].client
         _pools[client] = _count_threads() - before
     if exact and read_pool_size() not in (0, choose_pool_size()):
@@ -106,36 +109,40 @@ def _find_cpus(names: Sequence[str], exact: bool, own: Iterable[Any]) -> list[An
             f"run needs {choose_pool_size()} threads, because results depend on their number. Unset NPROC, or use "
             "exact=False."
         )
-    there = jax.local_devices(backend="cpu")
-    return [there[number] for number in numbers]
+    devices = jax.local_devices(backend="cpu")
+    return [devices[index] for index in indices]
 
 
 def _clear() -> None:
     """Drops JAX's devices and all programs that were compiled for them."""
     compile_cache.clear()
     _pools.clear()
-    clear()
+    clear_backends()
 
 
 def _has_too_few(count: int) -> bool:
     return len(jax.local_devices(backend="cpu")) < count
 
 
-def _check_safe(count: int, own: Iterable[Any]) -> None:
-    """Raises an error if arrays of the script are bound to devices that would no longer exist."""
-    held = _find_hindrance(own)
-    if held:
+def _check_not_in_use(count: int, movable: Iterable[Any]) -> None:
+    """Raises an error if JAX's devices are in use, so that they cannot be created again."""
+    use = _explain_use(movable)
+    if use:
         raise (DeviceError if _has_too_few(count) else ExactError)(
             f"Lockstep cannot configure JAX's CPU devices and their {choose_pool_size()} threads: JAX is already "
-            f"initialized, and {held}. Begin the script with this line: {_write_setup_line(count)}"
+            f"initialized, and {use}. Begin the script with this line: {_write_setup_line(count)}"
         )
 
 
-def _find_hindrance(own: Iterable[Any]) -> str:
-    """Returns why JAX's devices cannot be created again; an empty string if they can."""
+def _explain_use(movable: Iterable[Any]) -> str:
+    """Returns what uses JAX's devices, so that they cannot be created again; an empty string if nothing does.
+
+    An array that is committed to a device, or is on an accelerator, cannot be used with other devices. JAX copies other
+    arrays where they are needed, and Lockstep copies those in `movable`.
+    """
     if jax.distributed.is_initialized():
         return "jax.distributed uses its devices"
-    moved = {id(array) for array in own}
+    moved = {id(array) for array in movable}
     bound = [
         array
         for array in live_arrays()
@@ -145,7 +152,9 @@ def _find_hindrance(own: Iterable[Any]) -> str:
 
 
 def _write_setup_line(count: int) -> str:
-    return f'import os; os.environ.update(NPROC="{choose_pool_size()}", JAX_NUM_CPU_DEVICES="{max(count, CPUS)}")'
+    """Returns the line with which a script creates the devices and the pool itself."""
+    count = max(count, MIN_CPU_DEVICES)
+    return f'import os; os.environ.update(NPROC="{choose_pool_size()}", JAX_NUM_CPU_DEVICES="{count}")'
 
 
 def _has_plugins() -> bool:
@@ -154,8 +163,9 @@ def _has_plugins() -> bool:
 
 
 def _count_threads() -> int:
+    """Returns the number of this process's threads that belong to a pool of XLA; 0 on a system without /proc."""
     tasks = Path("/proc/self/task")
-    return sum(_read_thread_name(task).startswith(_THREAD) for task in (tasks.iterdir() if tasks.is_dir() else ()))
+    return sum(_read_thread_name(task).startswith(_THREAD_NAME) for task in (tasks.iterdir() if tasks.is_dir() else ()))
 
 
 def _read_thread_name(task: Path) -> str:

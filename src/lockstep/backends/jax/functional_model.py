@@ -1,8 +1,8 @@
 """A model that is a function of its variables: flax.linen, a TrainState, or (apply, variables).
 
-`apply(variables, *inputs)` returns the outputs. If it takes `rngs`, they are derived from the shard's key. If it takes
-`mutable`, it returns (outputs, changed variables). `trainer.model` is then a handle, which the script calls like a
-module and which has the current variables.
+`apply(variables, *inputs)` returns the outputs. If it takes `rngs`, it gets random keys derived from the shard's key.
+If it takes `mutable`, it returns (outputs, changed variables). `trainer.model` is a `ModelHandle`, which the script
+calls like a module and which has the current variables.
 """
 
 import dataclasses
@@ -30,14 +30,15 @@ _OWN_FIELDS = {"step", "apply_fn", "params", "tx", "opt_state"}  # the fields of
 class FunctionalModel:
     """A model given as a function `apply(variables, *inputs)` and its variables."""
 
-    donated = True  # updates may reuse the memory of the arrays, because the script only gets copies
+    may_donate = True  # updates may reuse the memory of the arrays, because the script only gets copies
     mode_flags: ModuleModes | None = None
 
     def __init__(self, apply: Callable[..., Any], variables: Any) -> None:
         self.apply, self.module, self.fixed = _unwrap_apply(apply)
-        self._collected = self.module is not None or (isinstance(variables, Mapping) and PARAMS in variables)
-        self.home = "model.params" if self._collected else "model"
-        self.state: TrainState | None = None
+        # Whether the variables are a dict of collections ('params', 'batch_stats', ...), and not the parameters alone.
+        self._has_collections = self.module is not None or (isinstance(variables, Mapping) and PARAMS in variables)
+        self.params_prefix = "model.params" if self._has_collections else "model"
+        self.state: TrainState | None = None  # as it was given to `wrap`
         self.sow_paths: frozenset[Path] = frozenset()  # where `self.sow` stores intermediate values
         self.params: Any = None
         self.rest: Any = {}
@@ -60,22 +61,25 @@ class FunctionalModel:
 
     @classmethod
     def from_train_state(cls, state: TrainState) -> "FunctionalModel":
-        """Adapts a TrainState; its additional fields that hold variables, such as batch_stats, are kept, too."""
+        """Adapts a TrainState; fields that a subclass adds for variables, such as batch_stats, become collections."""
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         if scales := [name for name, value in fields.items() if isinstance(value, DynamicScale)]:
             raise ModelError(
                 f"The TrainState has a loss scale {scales[0]!r} for float16, which is not supported on JAX. bfloat16 "
                 f"needs none: give lockstep.wrap state.replace({scales[0]}=None) and precision='bf16'."
             )
-        kept = {name: value for name, value in fields.items() if name not in _OWN_FIELDS and isinstance(value, Mapping)}
-        model = cls(state.apply_fn, {PARAMS: state.params, **kept})
+        added = {
+            name: value for name, value in fields.items() if name not in _OWN_FIELDS and isinstance(value, Mapping)
+        }
+        model = cls(state.apply_fn, {PARAMS: state.params, **added})
         model.state = state
         return model
 
     def _set_variables(self, variables: Any) -> None:
+        """Splits the variables into trained and untrained ones; raises an error if they do not fit."""
         named_pytrees.check_not_donated(variables)
         named_pytrees.check_arrays(variables)
-        if not self._collected:
+        if not self._has_collections:
             self.params, self.rest = variables, {}
             return
         variables = unfreeze(variables)
@@ -89,7 +93,7 @@ class FunctionalModel:
 
     def join_variables(self, params: Any, rest: Any) -> Any:
         """Returns the variables as `apply` takes them."""
-        return {PARAMS: params, **rest} if self._collected else params
+        return {PARAMS: params, **rest} if self._has_collections else params
 
     def bind(self, params: Any, rest: Any, key: Any, training: bool) -> "BoundFunction":
         """Binds the function to variables and to a shard's random key, in training or evaluation mode."""
@@ -127,7 +131,7 @@ class FunctionalModel:
         found: Callable[..., Any] = getattr(type(self.module), method) if isinstance(method, str) else method
         return found
 
-    def start(self, inputs: Any, key: Any) -> None:
+    def create_variables(self, inputs: Any, key: Any) -> None:
         """Initializes a linen module from the first batch's inputs."""
         if self.params is not None:
             return
@@ -145,12 +149,13 @@ class FunctionalModel:
             given = {**named, **more, "rngs": rng.NamedKeys(key), "mutable": sorted(variables.keys() - {PARAMS})}
             return module.apply(variables, *arguments, **given)[1]
 
-        variables = CompiledProgram(initialize, jax.local_devices()[:1], None)(0, key, arrays)  # compiled once
+        # Compiled, and not run eagerly: this is one program instead of one for each operation.
+        variables = CompiledProgram(initialize, jax.local_devices()[:1], None)(0, key, arrays)
         self.sow_paths = find_paths(variables, lambda: jax.eval_shape(call, unfreeze(variables), key, arrays))
         self._set_variables(drop_paths(variables, self.sow_paths))
 
     def update_rest(self, rest: Any, after: dict[str, Any]) -> Any:
-        """Returns the untrained variables after a call of the model, which has returned `after`.
+        """Returns the untrained variables after a call that has returned `after` as the changed variables.
 
         Intermediate values that `self.sow` has stored are left out.
         """
@@ -161,7 +166,7 @@ class FunctionalModel:
         """Stores the arrays for the script's handle."""
         self.params, self.rest = params, rest
 
-    def take_changes(self) -> bool:
+    def read_changes(self) -> bool:
         """Returns False, because the script only has copies of the arrays and cannot replace one."""
         return False
 
@@ -169,14 +174,14 @@ class FunctionalModel:
         """Returns an empty list, because the script only has copies of the arrays."""
         return []
 
-    def signature(self) -> Any:
+    def read_trace_key(self) -> Any:
         """Returns None, because the function and its module do not change."""
         return None
 
-    def controls(self) -> Any:
+    def read_attributes(self) -> Any:
         """Returns None, because the model has no attributes that other processes need."""
 
-    def turn(self, controls: Any) -> None:
+    def write_attributes(self, attributes: Any) -> None:
         """Does nothing, because the model has no attributes to write."""
 
 
@@ -203,8 +208,9 @@ class BoundFunction:
                 f"apply must return (outputs, variables) when called with mutable={self._mutable}, but returned "
                 f"{type(result).__name__}. Return both, or remove mutable from its arguments."
             )
-        outputs, kept = result
-        self._rest = self._model.update_rest(self._rest, {name: kept[name] for name in self._mutable if name in kept})
+        outputs, changed = result
+        after = {name: changed[name] for name in self._mutable if name in changed}
+        self._rest = self._model.update_rest(self._rest, after)
         return outputs
 
     @property
@@ -212,7 +218,7 @@ class BoundFunction:
         """The current variables."""
         return self._model.join_variables(self._params, self._rest)
 
-    def others(self) -> Any:
+    def read_rest(self) -> Any:
         """Returns the untrained variables after all calls so far."""
         return self._rest
 
@@ -220,57 +226,59 @@ class BoundFunction:
 class ModelHandle:
     """`trainer.model` for a model that is a function: a callable object with the current variables."""
 
-    def __init__(self, applied: FunctionalModel) -> None:
-        self.applied = applied
-        self.optimizer: Any = None  # set by the backend, for `state`
+    def __init__(self, functional_model: FunctionalModel) -> None:
+        self.functional_model = functional_model
+        self.optimizer: Any = None  # set by the backend, because `state` contains the optimizer's state
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Returns the outputs with the current variables, in evaluation mode."""
-        return self.applied.bind(*self._current(), jax.random.key(0), training=False)(*inputs, **named)
+        return self.functional_model.bind(*self._copy_variables(), jax.random.key(0), training=False)(*inputs, **named)
 
     @property
     def variables(self) -> Any:
         """A copy of the current variables, as `apply` takes them."""
-        return self.applied.join_variables(*self._current())
+        return self.functional_model.join_variables(*self._copy_variables())
 
     @property
     def state(self) -> TrainState:
         """The TrainState that was given to `wrap`, with the current values."""
-        state = self.applied.state
+        state = self.functional_model.state
         if state is None:
             raise ModelError("This model was not wrapped as a TrainState, so it has no `state`. Use `variables`.")
-        params, rest = self._current()
-        kept = {name: value for name, value in rest.items() if hasattr(state, name)}
-        opt_state, step = self.optimizer.current()
-        return state.replace(step=step, params=params, opt_state=opt_state, **kept)
+        params, rest = self._copy_variables()
+        collections = {name: value for name, value in rest.items() if hasattr(state, name)}
+        opt_state, step = self.optimizer.copy_state()
+        return state.replace(step=step, params=params, opt_state=opt_state, **collections)
 
     def copy_model(self) -> "ModelHandle":
         """Returns a handle on a copy of the current model, for another trainer."""
-        given = self.applied
-        if given.state is not None:
+        own = self.functional_model
+        if own.state is not None:
             return FunctionalModel.from_train_state(self.state).handle
-        apply = partial(given.apply, **given.fixed)
-        other = FunctionalModel(apply, None if given.params is None else self.variables)
-        other.sow_paths = given.sow_paths
-        return other.handle
+        apply = partial(own.apply, **own.fixed)
+        copy = FunctionalModel(apply, None if own.params is None else self.variables)
+        copy.sow_paths = own.sow_paths
+        return copy.handle
 
-    def _current(self) -> tuple[Any, Any]:
-        if self.applied.params is None:
+    def _copy_variables(self) -> tuple[Any, Any]:
+        """Returns copies of params and rest, because the next step may reuse the memory of the arrays."""
+        model = self.functional_model
+        if model.params is None:
             raise ModelError(
                 "The linen module has no variables yet: they are created from the first batch, also after a checkpoint "
                 "was loaded. Train or predict before you read them, e.g. trainer.predict(x[:1])."
             )
-        current: tuple[Any, Any] = named_pytrees.copy_leaves((self.applied.params, self.applied.rest))
-        return current
+        copies: tuple[Any, Any] = named_pytrees.copy_leaves((model.params, model.rest))
+        return copies
 
 
 def _to_array(value: Any) -> Any:
-    """Returns a plain number as an array, and an array unchanged."""
+    """Returns a Python number as an array, and an array unchanged."""
     return value if hasattr(value, "shape") else jax.numpy.asarray(value)
 
 
 def _unwrap_apply(apply: Any) -> tuple[Callable[..., Any], nn.Module | None, dict[str, Any]]:
-    """Returns the function to call, the linen module whose `apply` it is, and its fixed arguments.
+    """Returns the function to call, the linen module whose `apply` it is (or None), and its fixed arguments.
 
     A module's `apply` is unwrapped from `jax.jit`, which would trace the mode as an array, and from
     `functools.partial`, but from nothing else, because other wrappers may change the arguments.

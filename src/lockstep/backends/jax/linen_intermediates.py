@@ -1,7 +1,7 @@
-"""Finds what `self.sow` collects in a linen module: intermediate values, which are not part of the state.
+"""Finds and drops what `self.sow` stores in a linen module: intermediate values, which are not part of the state.
 
-A tuple of intermediate values grows in every call. Its type does not identify it, because a recurrent layer's carry is
-a tuple, too.
+`self.sow` appends to a tuple, which therefore grows in every call. That it is a tuple does not identify it, because a
+recurrent layer's carry is a tuple, too.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -23,10 +23,10 @@ def find_paths(variables: Mapping[str, Any], call: Callable[[], Any]) -> frozens
     [('state', 'seen')]
     """
     before = _flatten(variables)
-    if all(map(_is_array, before.values())):
+    if all(map(_is_array, before.values())):  # there is no tuple, so `call`, which traces the model, is not needed
         return frozenset()
     after = _flatten(call())
-    return frozenset(path for path in after if path in before and not _is_alike(before[path], after[path]))
+    return frozenset(path for path in after if path in before and not _has_same_structure(before[path], after[path]))
 
 
 def drop_paths(variables: Mapping[str, Any], paths: Collection[Path]) -> dict[str, Any]:
@@ -38,10 +38,10 @@ def drop_paths(variables: Mapping[str, Any], paths: Collection[Path]) -> dict[st
 
 
 def update_variables(before: Mapping[str, Any], after: Mapping[str, Any], paths: Collection[Path]) -> dict[str, Any]:
-    """Returns the variables after a call without the paths; a variable whose structure changed keeps its old value."""
+    """Returns the variables after a call, without `paths`; a variable whose structure changed keeps its old value."""
     old = _flatten(before)
     new = {
-        path: old[path] if path in old and not _is_alike(old[path], value) else value
+        path: old[path] if path in old and not _has_same_structure(old[path], value) else value
         for path, value in _flatten(after).items()
         if path not in paths
     }
@@ -50,11 +50,12 @@ def update_variables(before: Mapping[str, Any], after: Mapping[str, Any], paths:
 
 
 def _flatten(variables: Mapping[str, Any]) -> dict[Path, Any]:
+    """Returns the variables by path; a tuple of intermediate values is one variable."""
     flat: dict[Path, Any] = traverse_util.flatten_dict(unfreeze(variables), keep_empty_nodes=True)  # type: ignore
     return flat
 
 
-def _is_alike(left: Any, right: Any) -> bool:
+def _has_same_structure(left: Any, right: Any) -> bool:
     structure: Any = jax.tree.structure
     return bool(structure(left) == structure(right))
 

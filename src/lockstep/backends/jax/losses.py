@@ -19,12 +19,12 @@ from lockstep.core.target_kind import Labels
 from lockstep.core.weighing import Share, Term, Weighing
 from lockstep.errors import BatchError, ModelError
 
-_AS_FLOATS = 'weights.astype("float32")'
+_AS_FLOATS = 'weights.astype("float32")'  # for messages: what to write for weights that are not floats
 WEIGHING = Weighing(array_ops, _AS_FLOATS)
 
 # Modules of optax whose functions return one value per example.
 _ONE_PER_EXAMPLE = ("optax.losses._classification", "optax.losses._regression")
-NAMED: dict[str, Any] = {"cross_entropy": CrossEntropy(), "mse": SquaredError()}
+NAMED_LOSSES: dict[str, Any] = {"cross_entropy": CrossEntropy(), "mse": SquaredError()}
 
 
 def choose_term(loss: Any) -> Callable[[Any, Any, Share], Term]:
@@ -38,27 +38,27 @@ def choose_term(loss: Any) -> Callable[[Any, Any, Share], Term]:
         return functools.partial(WEIGHING.compare, BuiltinCriterion(function))
     if not callable(function):
         raise ModelError(
-            f"loss={loss!r} is not a loss. Use one of {', '.join(map(repr, NAMED))}, a function of (outputs, targets) "
-            "such as optax's, or a lockstep.objective."
+            f"loss={loss!r} is not a loss. Use one of {', '.join(map(repr, NAMED_LOSSES))}, a function of (outputs, "
+            "targets) such as optax's, or a lockstep.objective."
         )
     return functools.partial(WEIGHING.compare, JaxCriterion(function))
 
 
 def resolve_name(loss: Any) -> Any:
     """Returns the named loss for a name such as 'mse', and any other loss as it is."""
-    return NAMED.get(loss, loss) if isinstance(loss, str) else loss
+    return NAMED_LOSSES.get(loss, loss) if isinstance(loss, str) else loss
 
 
-def find_unknown(loss: Any) -> Callable[[Any, Any], Any] | None:
+def find_criterion(loss: Any) -> Callable[[Any, Any], Any] | None:
     """Returns the loss if it is a function of (outputs, targets) whose reduction is not known, else None."""
     function = resolve_name(loss)
-    own = function.func if isinstance(function, functools.partial) else function
-    known = loss is None or isinstance(loss, Objective) or isinstance(function, CrossEntropy | SquaredError)
-    return None if known or (getattr(own, "__module__", None) or "") in _ONE_PER_EXAMPLE else function
+    inner = function.func if isinstance(function, functools.partial) else function
+    is_known = loss is None or isinstance(loss, Objective) or isinstance(function, CrossEntropy | SquaredError)
+    return None if is_known or (getattr(inner, "__module__", None) or "") in _ONE_PER_EXAMPLE else function
 
 
 def find_traits(loss: Any) -> LossTraits:
-    """Returns what named metrics need to know about the loss."""
+    """Returns the properties of the loss on which named metrics depend."""
     binary = getattr(loss, "func", loss) is optax.sigmoid_binary_cross_entropy
     return LossTraits(getattr(resolve_name(loss), "ignore_index", None), binary=binary)
 
@@ -67,8 +67,8 @@ def find_inputs(loss: Any, batch: Any) -> Any:
     """Returns the part of a batch from which a linen module without variables is initialized: the model's inputs."""
     if isinstance(loss, Objective):
         raise ModelError(
-            "The linen module has no variables, and Lockstep cannot initialize it, because only the objective knows "
-            "which inputs it gets. Give lockstep.wrap (module, module.init(key, x)) as the model."
+            "The linen module has no variables, and Lockstep cannot initialize it, because the objective may call it "
+            "with any inputs. Give lockstep.wrap (module, module.init(key, x)) as the model."
         )
     return batch if loss is None else split_batch(batch, _AS_FLOATS)[0]
 
@@ -77,7 +77,7 @@ class JaxCriterion(Criterion):
     """A loss that is a function of (outputs, targets)."""
 
     def check(self, outputs: Any, targets: Any, examples: int) -> None:
-        """Raises ModelError if the outputs do not have a row for every example, because XLA would broadcast them."""
+        """Raises ModelError if the outputs do not have a row for every example; XLA would broadcast them in silence."""
         if isinstance(outputs, jax.Array) and outputs.shape[:1] != (examples,):
             raise ModelError(
                 f"The model returned outputs of shape {tuple(outputs.shape)} for a shard of {examples} examples. "
@@ -86,8 +86,8 @@ class JaxCriterion(Criterion):
 
     def find_labels(self, outputs: Any, targets: Any) -> Labels | None:
         """Returns the valid labels for optax's cross-entropy of labels, because XLA accepts others; else None."""
-        of_labels = self.function is optax.softmax_cross_entropy_with_integer_labels
-        return Labels(outputs.shape[-1]) if of_labels and _are_labels(targets) else None
+        takes_labels = self.function is optax.softmax_cross_entropy_with_integer_labels
+        return Labels(outputs.shape[-1]) if takes_labels and _has_labels(targets) else None
 
 
 class BuiltinCriterion(JaxCriterion):
@@ -109,7 +109,7 @@ class BuiltinCriterion(JaxCriterion):
 
     def find_labels(self, outputs: Any, targets: Any) -> Labels | None:
         """Returns the valid labels for cross-entropy; None for other losses and for class probabilities."""
-        if not isinstance(self.function, CrossEntropy) or not _are_labels(targets):
+        if not isinstance(self.function, CrossEntropy) or not _has_labels(targets):
             return None
         return Labels(outputs.shape[-1], self.function.ignore_index)
 
@@ -131,5 +131,6 @@ class BuiltinCriterion(JaxCriterion):
         return self.function.compute_weights(targets)
 
 
-def _are_labels(targets: Any) -> bool:
+def _has_labels(targets: Any) -> bool:
+    """Returns whether the targets are an array of integers, and so labels instead of class probabilities."""
     return isinstance(targets, jax.Array) and bool(jnp.issubdtype(targets.dtype, jnp.integer))

@@ -1,4 +1,4 @@
-"""Names the arrays of a pytree, for states and digests.
+"""Names the arrays of a pytree, and reads and writes them as the named arrays of a state.
 
 A name is the path in the pytree joined with dots: `params.Dense_0.kernel`, `0.mu.layers.0.kernel`.
 """
@@ -19,24 +19,24 @@ from lockstep.errors import ModelError, StateError
 
 def name_leaves(tree: Any) -> dict[str, Any]:
     """Returns the leaves of a pytree by name, in the pytree's order."""
-    leaves = [(join_path(map(_name_key, path)), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    leaves = [(join_path(map(_read_key, path)), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
     result = dict(leaves)
     if len(result) < len(leaves):
-        ((twice, _),) = Counter(each for each, _ in leaves).most_common(1)
+        ((duplicate, _),) = Counter(name for name, _ in leaves).most_common(1)
         raise ModelError(
-            f"Two arrays of the model have the same name {twice!r}, which joins their keys with dots. Use keys without "
-            "dots."
+            f"Two arrays of the model have the same name {duplicate!r}: a name consists of the keys on the way to the "
+            "array, joined with dots. Use keys without dots."
         )
     return result
 
 
 def check_arrays(tree: Any) -> None:
-    """Raises ModelError if a leaf is not an array, or if two arrays have one name."""
+    """Raises ModelError if a leaf is neither an array nor a number, or if two leaves have one name."""
     for name, leaf in name_leaves(tree).items():
         if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
             raise ModelError(
                 f"The model's variables must be arrays. Got a {type(leaf).__name__} at {name!r}. Give the arrays "
-                "alone, and leave all else to the function: with equinox, params, static = eqx.partition(model, "
+                "alone, and use everything else in the function: with equinox, params, static = eqx.partition(model, "
                 "eqx.is_array), and (lambda params, x: jax.vmap(eqx.combine(params, static))(x), params) as the model."
             )
 
@@ -57,8 +57,8 @@ def to_array(leaf: Any) -> Array:
     return Array(data, str(data.dtype))
 
 
-def from_state(prefix: str, tree: Any, state: Mapping[str, Array]) -> Any:
-    """Returns a pytree of the same structure with the state's arrays, whose shapes and types were checked before."""
+def read_state(prefix: str, tree: Any, state: Mapping[str, Array]) -> Any:
+    """Returns a pytree like `tree` with the arrays of a state; the caller has checked their shapes and dtypes."""
     leaves = [wrap_key(state[f"{prefix}.{name}"].data, leaf) for name, leaf in name_leaves(tree).items()]
     return replace_leaves(tree, leaves)
 
@@ -75,7 +75,7 @@ def is_key(leaf: Any) -> bool:
 
 def to_numpy(leaf: Any) -> NDArray[Any]:
     """Returns an array's elements on the host; for random keys, the integers they consist of."""
-    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else pick_copy(leaf))
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else select_copy(leaf))
 
 
 def copy_leaves(tree: Any) -> Any:
@@ -83,7 +83,7 @@ def copy_leaves(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: wrap_key(jax.numpy.array(to_numpy(leaf)), leaf), tree)
 
 
-def pick_copy(leaf: Any) -> Any:
+def select_copy(leaf: Any) -> Any:
     """Returns the first device's copy of a replicated array, so that a read waits for this device only."""
     if isinstance(leaf, jax.Array) and not is_key(leaf) and len(leaf.devices()) > 1:
         leaf = leaf.addressable_data(0)
@@ -93,9 +93,9 @@ def pick_copy(leaf: Any) -> Any:
 def check_not_donated(tree: Any) -> None:
     """Raises StateError if the script has donated the memory of an array to a jitted function."""
     if any(map(_is_deleted, jax.tree.leaves(tree))):
-        gone = [name for name, leaf in name_leaves(tree).items() if _is_deleted(leaf)]
+        donated = [name for name, leaf in name_leaves(tree).items() if _is_deleted(leaf)]
         raise StateError(
-            f"The memory of {len(gone)} arrays of the model was donated, the first at {gone[0]!r}. Remove "
+            f"The memory of {len(donated)} arrays of the model was donated, the first at {donated[0]!r}. Remove "
             "donate_argnums from the jitted function that got these arrays, or give lockstep.wrap the arrays that the "
             "function returned."
         )
@@ -107,17 +107,18 @@ def _is_deleted(leaf: Any) -> bool:
 
 def _read_spec(leaf: Any) -> ArraySpec:
     """Returns the shape and dtype that `to_array` gives this leaf."""
-    plain = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
-    dtype = plain.dtype if hasattr(plain, "dtype") else np.asarray(plain).dtype
-    return ArraySpec(tuple(np.shape(plain)), str(dtype))
+    data = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf  # random keys are stored as integers
+    dtype = data.dtype if hasattr(data, "dtype") else np.asarray(data).dtype
+    return ArraySpec(tuple(np.shape(data)), str(dtype))
 
 
-def wrap_key(numbers: Any, like: Any) -> Any:
-    """Returns a random key with these integers if `like` is a random key, else the numbers as they are."""
-    return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(like)) if is_key(like) else numbers
+def wrap_key(data: Any, like: Any) -> Any:
+    """Returns a random key with these integers if `like` is a random key, else the data as it is."""
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like)) if is_key(like) else data
 
 
-def _name_key(key: Any) -> str:
+def _read_key(key: Any) -> str:
+    """Returns one entry of a path as text: a dict's key, an attribute's name, or a position."""
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))

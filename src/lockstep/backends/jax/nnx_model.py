@@ -1,7 +1,7 @@
-"""A `flax.nnx.Module`, which holds its own variables.
+"""A `flax.nnx.Module` as a model: a module that contains its own variables.
 
-A shard runs a copy of the module's graph, never the script's module. After every step the module's variables get the
-new arrays. An array that the script has written since is found by its identity.
+A shard runs a copy of the module's graph, never the script's module. After every step the new arrays are written into
+the module's variables. An array that the script has written since then is detected by its identity.
 """
 
 import inspect
@@ -13,15 +13,15 @@ import numpy as np
 from flax import nnx
 
 from lockstep.backends.jax import named_pytrees, train_mode
-from lockstep.backends.jax.attributes import NnxAttributes
+from lockstep.backends.jax.nnx_attributes import NnxAttributes
 from lockstep.errors import ModelError, OptimizerError
 
 
 class NnxModel:
     """An nnx module with its trained and untrained variables."""
 
-    home = "model"
-    donated = False  # updates must not reuse the memory of the arrays, which the script's module holds, too
+    params_prefix = "model"
+    may_donate = False  # updates must not reuse the memory of the arrays, which the script's module contains, too
 
     def __init__(self, module: nnx.Module, wrt: Any) -> None:
         self._module = module
@@ -42,7 +42,7 @@ class NnxModel:
         self._published = self.list_arrays()
 
     def _find_owners(self, *states: Any) -> tuple[list[Any], list[Any]]:
-        """Returns the variable or plain attribute that holds each array, and the variables that hold None."""
+        """Returns the variable or plain attribute that contains each array, and the variables that contain None."""
         nodes = dict(nnx.iter_graph(self._module))
         owners, empty = [], []
         for path in (path for state in states for path, _ in nnx.to_flat_state(state)):
@@ -52,13 +52,13 @@ class NnxModel:
             elif variable.get_raw_value() is None:
                 empty.append(variable)
                 self._names.append(named_pytrees.join_path(path))
-            elif jax.tree_util.treedef_is_leaf(jax.tree.structure(variable.get_raw_value())):
+            elif jax.tree_util.treedef_is_leaf(jax.tree.structure(variable.get_raw_value())):  # it is one array
                 owners.append(variable)
             else:
                 kind = type(variable.get_raw_value()).__name__
                 raise ModelError(
-                    f"The variable {named_pytrees.join_path(path)!r} holds a {kind}, but a variable must hold one "
-                    "array. Use one variable for each array."
+                    f"The variable {named_pytrees.join_path(path)!r} contains a {kind}, but a variable must contain "
+                    "one array. Use one variable for each array."
                 )
         return owners, empty
 
@@ -67,12 +67,14 @@ class NnxModel:
         module = nnx.merge(*_copy_graph(self._module, training), copy=True)
         nnx.update(module, params)
         nnx.update(module, rest)
+        # Each random stream starts from a key of its own and with its counter at 0, whatever the module's streams have
+        # drawn before, so that a shard's random numbers follow from its own key alone.
         streams = _find_variables(module, nnx.RngState).values()
         for index, variable in enumerate(streams):
             old = variable.get_raw_value()
             if isinstance(variable, nnx.RngKey):
-                fresh = jax.random.fold_in(key, index)  # each stream gets its own key
-                variable.set_raw_value(jax.random.split(fresh, old.shape) if old.shape else fresh)
+                new = jax.random.fold_in(key, index)
+                variable.set_raw_value(jax.random.split(new, old.shape) if old.shape else new)
             else:
                 variable.set_raw_value(jax.numpy.zeros(old.shape, old.dtype))
         named: dict[str, Any] = {}
@@ -83,7 +85,7 @@ class NnxModel:
                 named["rngs"] = nnx.Rngs(jax.random.fold_in(key, len(streams)))
         return BoundModule(module, named, rest)
 
-    def start(self, inputs: Any, key: Any) -> None:
+    def create_variables(self, inputs: Any, key: Any) -> None:
         """Does nothing, because an nnx module has its variables when it is created."""
 
     def publish(self, params: Any, rest: Any) -> None:
@@ -93,12 +95,12 @@ class NnxModel:
             owner.set_raw_value(leaf, _unsafe_bypass_check=True)
         self._published = self.list_arrays()
 
-    def take_changes(self) -> bool:
-        """Reads arrays that the script has replaced since `publish`; returns whether the script has replaced any."""
-        held = self.list_arrays()
-        if all(one is other for one, other in zip(held, self._published, strict=True)):
+    def read_changes(self) -> bool:
+        """Reads the arrays that the script has replaced since `publish`; returns whether it has replaced any."""
+        present = self.list_arrays()
+        if all(one is other for one, other in zip(present, self._published, strict=True)):
             return False
-        for name, old, new in zip(self._names, self._published, held, strict=True):
+        for name, old, new in zip(self._names, self._published, present, strict=True):
             if _describe(old) != _describe(new):
                 raise ModelError(
                     f"The variable {name!r} was changed from {_describe(old)} to {_describe(new)}, but must keep its "
@@ -107,17 +109,17 @@ class NnxModel:
         self._read_variables()
         return True
 
-    def signature(self) -> Any:
+    def read_trace_key(self) -> Any:
         """Returns the scalars and strings of every module; raises if another attribute was replaced."""
         return self._attributes.read()
 
-    def controls(self) -> Any:
+    def read_attributes(self) -> Any:
         """Returns the scalars and strings of every module, for other processes."""
         return self._attributes.read()
 
-    def turn(self, controls: Any) -> None:
+    def write_attributes(self, attributes: Any) -> None:
         """Writes another process's scalars and strings into the script's module."""
-        self._attributes.write(controls)
+        self._attributes.write(attributes)
 
     def list_arrays(self) -> list[Any]:
         """Returns the arrays in the script's variables."""
@@ -128,9 +130,9 @@ class _AttributeVariable:
     """An array in a module's attribute, or in a dict or list there, with the methods of an nnx variable."""
 
     def __init__(self, node: Any, key: Any) -> None:
-        own = isinstance(node, nnx.Pytree)
-        self._container: Any = vars(node) if own else node
-        self._key: Any = str(key) if own else key
+        is_attribute = isinstance(node, nnx.Pytree)
+        self._container: Any = vars(node) if is_attribute else node
+        self._key: Any = str(key) if is_attribute else key
 
     def get_raw_value(self) -> Any:
         return self._container[self._key]
@@ -141,7 +143,7 @@ class _AttributeVariable:
 
 
 class BoundModule:
-    """A copy of the module inside an executable, which gives access to the module's attributes."""
+    """A copy of the module inside an executable; its attributes are those of the copy."""
 
     def __init__(self, module: Any, named: Mapping[str, Any], rest: Any) -> None:
         self._module = module
@@ -156,19 +158,20 @@ class BoundModule:
         """Returns the module's attribute, for an objective that calls parts of the module."""
         return getattr(self._module, name)
 
-    def others(self) -> Any:
+    def read_rest(self) -> Any:
         """Returns the variables that are not trained, in the order of `rest`.
 
         Untrained parameters keep their arrays, even if a transformation such as `nnx.remat` has replaced the arrays.
         """
         flat = dict(nnx.to_flat_state(nnx.as_pure(nnx.state(self._module))))
         frozen = _find_variables(self._module, nnx.Param)
-        came = nnx.to_flat_state(self._rest)
-        leaves = [leaf if path in frozen else flat[path] for path, leaf in came if leaf is not None]
+        before = nnx.to_flat_state(self._rest)
+        leaves = [leaf if path in frozen else flat[path] for path, leaf in before if leaf is not None]
         return named_pytrees.replace_leaves(self._rest, leaves)
 
 
 def _describe(value: Any) -> str:
+    """Returns the shape and type of a variable's value, as JAX would convert it; "None" for None."""
     if value is None:
         return "None"
     dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
@@ -178,24 +181,27 @@ def _describe(value: Any) -> str:
 def check_optimizer(module: nnx.Module, optimizer: nnx.Optimizer[Any]) -> None:
     """Raises OptimizerError if the optimizer's state was not created for this module's variables."""
     try:
-        made = jax.eval_shape(optimizer.tx.init, nnx.as_pure(nnx.state(module, optimizer.wrt)))
-    except jax.errors.JAXTypeError:  # `init` reads values, which do not exist while tracing
+        expected = jax.eval_shape(optimizer.tx.init, nnx.as_pure(nnx.state(module, optimizer.wrt)))
+    except jax.errors.JAXTypeError:  # `init` reads values, which do not exist while tracing, so nothing can be compared
         return
-    ours, theirs = (
+    needed, present = (
         {name: np.shape(leaf) for name, leaf in named_pytrees.name_leaves(tree).items()}
-        for tree in (made, nnx.as_pure(optimizer.opt_state))
+        for tree in (expected, nnx.as_pure(optimizer.opt_state))
     )
-    for name in {**theirs, **ours}:
-        if ours.get(name) != theirs.get(name):
+    for name in {**present, **needed}:
+        if needed.get(name) != present.get(name):
             raise OptimizerError(
-                f"The nnx.Optimizer was created for another model: its state has {theirs.get(name, 'nothing')} at "
-                f"{name!r}, and this model needs {ours.get(name, 'nothing')}. "
+                f"The nnx.Optimizer was created for another model: its state has {present.get(name, 'nothing')} at "
+                f"{name!r}, and this model needs {needed.get(name, 'nothing')}. "
                 "Use nnx.Optimizer(model, tx, wrt=nnx.Param)."
             )
 
 
 def _copy_graph(module: nnx.Module, training: bool) -> Any:
-    """Returns the graph and state of a copy: for training in the modes that the script has set, else for evaluation."""
+    """Returns the graph and state of a copy of the module.
+
+    For training the copy has the modes that the script has set, else it is in evaluation mode.
+    """
     copy = nnx.merge(*nnx.split(module))
     if training:
         train_mode.set_unset_flags(copy)
@@ -205,7 +211,7 @@ def _copy_graph(module: nnx.Module, training: bool) -> Any:
 
 
 def _needs_rngs(module: Any, has_streams: bool) -> bool:
-    """Returns whether a call must give `rngs`; if they are optional, a module with streams of its own draws from those.
+    """Returns whether a call must give `rngs`: if they are required, or if the module has no random streams of its own.
 
     >>> _needs_rngs(lambda x, rngs: x, True), _needs_rngs(lambda x, rngs=None: x, True), _needs_rngs(abs, False)
     (True, False, False)

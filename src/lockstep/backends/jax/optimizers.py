@@ -1,4 +1,4 @@
-"""An optax transformation and its state, which a script gives alone, in an `nnx.Optimizer` or in a TrainState."""
+"""optax transformations with their states: given alone, in an `nnx.Optimizer` or in a TrainState."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,28 +24,29 @@ class Optimizer:
     _needs_loss: bool | None = None  # None until an update was traced
 
     def __init__(self, tx: Any, state: Any = None, owner: Any = None, steps: int | None = None) -> None:
-        many = isinstance(tx, optax.MultiSteps)  # its `gradient_transformation()` drops the loss
-        self.tx = optax.GradientTransformationExtraArgs(tx.init, tx.update) if many else tx
-        extra = isinstance(self.tx, optax.GradientTransformationExtraArgs)  # plain ones take three arguments only
-        self._passes_loss = extra and _accepts(self.tx.update, "value")
+        # MultiSteps is no transformation, and what its `gradient_transformation()` returns does not pass the loss on.
+        is_multi_steps = isinstance(tx, optax.MultiSteps)
+        self.tx = optax.GradientTransformationExtraArgs(tx.init, tx.update) if is_multi_steps else tx
+        takes_more = isinstance(self.tx, optax.GradientTransformationExtraArgs)  # others take three arguments only
+        self._passes_loss = takes_more and _accepts(self.tx.update, "value")
         self.state = state
         self.steps = steps  # the number of steps so far, if the script's object counts them
         self._owner: nnx.Optimizer[Any] | None = owner
-        self._deferred_numbers: Sequence[Mapping[str, Any]] = ()  # hyperparameters set before there was a state
+        self._deferred_hyperparams: Sequence[Mapping[str, Any]] = ()  # set before the state exists
         self._published = self._list_arrays()
 
     @property
-    def donated(self) -> bool:
-        """Whether an update may reuse the memory of the state, because the script cannot hold it."""
+    def may_donate(self) -> bool:
+        """Whether an update may reuse the memory of the state, because the script has no reference to it."""
         return self._owner is None
 
     def compute_step(self, gradients: Any, state: Any, params: Any, loss: Any) -> tuple[Any, Any]:
-        """Returns the parameters and the state after a step, inside an executable."""
+        """Returns the parameters and the state after a step; called inside an executable."""
         extra = {"value": loss} if self._passes_loss else {}
         updates, state = self.tx.update(gradients, state, params, **extra)
         return optax.apply_updates(params, updates), state
 
-    def start(self, params: Any) -> None:
+    def create_state(self, params: Any) -> None:
         """Initializes the optimizer state for these parameters, if there is none yet."""
         if self.state is None:
             self.state = self.tx.init(
@@ -54,8 +55,8 @@ class Optimizer:
                     params,
                 )
             )
-            if self._deferred_numbers:
-                self.state = self.with_numbers(self._deferred_numbers)
+            if self._deferred_hyperparams:
+                self.state = self.replace_hyperparams(self._deferred_hyperparams)
 
     def uses_loss(self, params: Any) -> bool:
         """Returns whether the transformation reads the step's loss, as `reduce_on_plateau` does.
@@ -65,6 +66,7 @@ class Optimizer:
         if self._needs_loss is None:
             traced, (_, after) = self._trace(params)
             _check_same_structure(self.state, after)
+            # `cond` and `jit` have the loss among their inputs, too, so the equations of the outer level are enough.
             loss = traced.invars[0]
             read = [*traced.outvars, *(variable for line in traced.eqns for variable in line.invars)]
             self._needs_loss = any(variable is loss for variable in read)
@@ -74,7 +76,7 @@ class Optimizer:
         """Traces an update; returns its jaxpr, whose first input is the loss, and its results' shapes and dtypes."""
 
         def update(loss: Any, params: Any, state: Any) -> Any:
-            return self.compute_step(params, state, params, loss)
+            return self.compute_step(params, state, params, loss)  # gradients have the shapes of the parameters
 
         try:
             traced, forms = jax.make_jaxpr(update, return_shape=True)(0.0, params, self.state)
@@ -97,33 +99,33 @@ class Optimizer:
             self._owner.step.set_raw_value(jax.numpy.asarray(steps, jax.numpy.uint32), _unsafe_bypass_check=True)
         self._published = self._list_arrays()
 
-    def take_changes(self) -> bool:
-        """Reads arrays that the script has replaced since `publish`; returns whether the script has replaced any."""
-        held = self._list_arrays()
-        if all(one is other for one, other in zip(held, self._published, strict=True)):
+    def read_changes(self) -> bool:
+        """Reads the arrays that the script has replaced since `publish`; returns whether it has replaced any."""
+        present = self._list_arrays()
+        if all(one is other for one, other in zip(present, self._published, strict=True)):
             return False
         assert self._owner is not None
         self.state, self.steps = nnx.as_pure(self._owner.opt_state), int(self._owner.step[...])
-        self._published = held
+        self._published = present
         return True
 
-    def current(self) -> tuple[Any, int | None]:
-        """Returns a copy of the state, and the number of steps."""
+    def copy_state(self) -> tuple[Any, int | None]:
+        """Returns a copy of the state, whose memory no later step reuses, and the number of steps."""
         return named_pytrees.copy_leaves(self.state), self.steps
 
     def list_arrays(self) -> list[Any]:
-        """Returns the arrays in the script's optimizer except the hyperparameters, which `controls` has."""
+        """Returns the arrays in the script's optimizer except the hyperparameters, which `read_hyperparams` returns."""
         if self._owner is None:
             return []
-        numbers = {id(value) for each in _iterate_hyperparams(self._owner.opt_state) for value in each.values()}
-        return [each.get_raw_value() for each in _list_variables(self._owner) if id(each) not in numbers]
+        hyperparams = {id(value) for each in _iterate_hyperparams(self._owner.opt_state) for value in each.values()}
+        return [each.get_raw_value() for each in _list_variables(self._owner) if id(each) not in hyperparams]
 
     # -- hyperparameters
 
-    def numbers(self) -> list[dict[str, Any]]:
+    def read_hyperparams(self) -> list[dict[str, Any]]:
         """Returns the scalar hyperparameters of every `optax.inject_hyperparams`; optax hides others in closures."""
-        if self._deferred_numbers and self.state is None:
-            return [dict(group) for group in self._deferred_numbers]
+        if self._deferred_hyperparams and self.state is None:
+            return [dict(group) for group in self._deferred_hyperparams]
         return [
             {
                 "lr" if name == _RATE else name: np.asarray(value).item()
@@ -133,8 +135,8 @@ class Optimizer:
             for each in _iterate_hyperparams(self._read_state())
         ]
 
-    def read_numbers(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Returns the hyperparameters that `numbers` returns, but from a saved state, before the parameters exist."""
+    def read_saved_hyperparams(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Returns what `read_hyperparams` returns, but from a saved state, before the parameters exist."""
         present = self._read_state()
         names = {id(leaf): f"optimizer.{name}" for name, leaf in named_pytrees.name_leaves(present).items()}
         return [
@@ -146,29 +148,30 @@ class Optimizer:
             for each in _iterate_hyperparams(present)
         ]
 
-    def with_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> Any:
+    def replace_hyperparams(self, groups: Sequence[Mapping[str, Any]]) -> Any:
         """Returns the state with these hyperparameters instead of its own, converted to their present types."""
-        groups = self.numbers()
-        if numbers and not groups:
-            raise _explain_fixed(next(iter(numbers[0]), "lr"))
-        if len(numbers) != len(groups):
+        present = self.read_hyperparams()
+        if groups and not present:
+            raise _create_fixed_error(next(iter(groups[0]), "lr"))
+        if len(groups) != len(present):
             raise StateError(
-                f"The state does not fit this optimizer: it has {len(numbers)} groups of hyperparameters, and the "
-                f"optimizer has {len(groups)}. Use the optimizer that the state was saved with."
+                f"The state does not fit this optimizer: it has {len(groups)} groups of hyperparameters, and the "
+                f"optimizer has {len(present)}. Use the optimizer that the state was saved with."
             )
-        for group, values in zip(groups, numbers, strict=True):
-            for name in values:
-                if name not in group:
-                    raise _explain_fixed(name)
-        fresh = iter(numbers)
+        for old, new in zip(present, groups, strict=True):
+            for name in new:
+                if name not in old:
+                    raise _create_fixed_error(name)
+        remaining = iter(groups)
 
         def replace(node: Any) -> Any:
             if not _is_injected(node):
                 return node
-            values = {_RATE if name == "lr" else name: value for name, value in next(fresh).items()}
+            # The outer group before the groups inside, which is the order of `_iterate_hyperparams`.
+            values = {_RATE if name == "lr" else name: value for name, value in next(remaining).items()}
             old = dict(node.hyperparams)
             new = {
-                name: np.asarray(values.get(name, named_pytrees.pick_copy(value)), value.dtype)
+                name: np.asarray(values.get(name, named_pytrees.select_copy(value)), value.dtype)
                 for name, value in old.items()
             }
             return node._replace(
@@ -177,10 +180,10 @@ class Optimizer:
 
         return jax.tree.map(replace, self._read_state(), is_leaf=_is_injected)
 
-    def defer_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
+    def defer_hyperparams(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Stores hyperparameters, which are set when the first batch initializes the state."""
-        self.with_numbers(numbers)  # raises if they do not fit
-        self._deferred_numbers = [{**old, **new} for old, new in zip(self.numbers(), numbers, strict=True)]
+        self.replace_hyperparams(groups)  # for its checks alone: raises if they do not fit
+        self._deferred_hyperparams = [{**old, **new} for old, new in zip(self.read_hyperparams(), groups, strict=True)]
 
     def _read_state(self) -> Any:
         """Returns the state; before the parameters exist, a state for no parameters, with the same hyperparameters."""
@@ -188,7 +191,7 @@ class Optimizer:
             return self.state
         try:
             return self.tx.init({})
-        except (ValueError, TypeError, KeyError):  # a transformation that needs a label for every parameter
+        except (ValueError, TypeError, KeyError):  # e.g. `multi_transform` with a label for every parameter
             return ()
 
     def _list_arrays(self) -> list[Any]:
@@ -204,7 +207,7 @@ def adapt_optimizer(optimizer: Any, state: Any) -> Optimizer:
         return Optimizer(optimizer.tx, nnx.as_pure(optimizer.opt_state), optimizer, int(optimizer.step[...]))
     if isinstance(optimizer, optax.GradientTransformation | optax.MultiSteps):
         return Optimizer(optimizer)
-    if isinstance(optimizer, Optimizer):  # an optimizer of a framework on top of JAX
+    if isinstance(optimizer, Optimizer):  # of a framework on top of JAX, such as Keras
         return optimizer
     raise OptimizerError(
         f"A JAX model needs an optax optimizer. Got {type(optimizer).__name__}. "
@@ -219,8 +222,9 @@ def _adapt_train_state(state: TrainState, other: Any) -> Optimizer:
             "wrap(state, None, ...), or pass (state.apply_fn, {'params': state.params}) as the model."
         )
     _check_update_method(state.apply_gradients)
-    slots = jax.tree.map(unfreeze, state.opt_state, is_leaf=lambda node: isinstance(node, FrozenDict))
-    return Optimizer(state.tx, slots, steps=int(state.step))
+    # Unfrozen like the parameters, because optax needs the same kinds of containers in both.
+    opt_state = jax.tree.map(unfreeze, state.opt_state, is_leaf=lambda node: isinstance(node, FrozenDict))
+    return Optimizer(state.tx, opt_state, steps=int(state.step))
 
 
 def _check_update_method(method: Any) -> None:
@@ -228,7 +232,7 @@ def _check_update_method(method: Any) -> None:
     if not method.__module__.startswith("flax."):
         raise OptimizerError(
             f"{method.__qualname__} would not be called, because a step only calls the optax transformation `tx`. "
-            "Put what this method does into tx."
+            "Do what this method does in tx, e.g. with optax.chain."
         )
 
 
@@ -274,13 +278,14 @@ def _is_injected(node: Any) -> bool:
 
 
 def _list_variables(owner: Any) -> list[Any]:
-    """Returns an nnx optimizer's state variables that hold an array; leaves out variables of masked parameters."""
-    found = jax.tree.leaves(owner.opt_state, is_leaf=lambda node: isinstance(node, nnx.Variable))
-    return [variable for variable in found if jax.tree.leaves(variable.get_raw_value())]
+    """Returns an nnx optimizer's state variables that contain an array; those of masked parameters contain none."""
+    variables = jax.tree.leaves(owner.opt_state, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    return [variable for variable in variables if jax.tree.leaves(variable.get_raw_value())]
 
 
-def _explain_fixed(name: str) -> OptimizerError:
+def _create_fixed_error(name: str) -> OptimizerError:
+    """Returns the error for a hyperparameter that optax does not store in the optimizer state."""
     return OptimizerError(
-        f"{name!r} cannot be read or set, because optax keeps it inside a function. Use "
+        f"{name!r} cannot be read or set, because optax stores it inside a function. Use "
         "optax.inject_hyperparams(optax.adam)(learning_rate=1e-3), or an optax schedule."
     )

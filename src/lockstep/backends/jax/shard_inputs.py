@@ -1,7 +1,7 @@
 """Splits a shard into arrays, which are traced, and plain values, which are compiled in; groups shards into rounds.
 
 An executable is compiled for one `ShardSpec`: the shapes and types of the arrays, and the plain values (booleans,
-strings, integers) that a model may branch on. A round is one shard per device, each with any spec.
+strings, integers) on which a model may branch. A round is at most one shard per device; their specs may differ.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -19,15 +19,15 @@ _ARRAY = "array"
 
 
 class ShardSpec(NamedTuple):
-    """What an executable is compiled for: a pytree's structure, and each leaf's shape and type or its plain value."""
+    """What an executable is compiled for: a pytree's structure, and for each leaf its shape and type, or its value."""
 
     structure: Any
     leaves: tuple[Hashable, ...]
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
         """Returns the shard's pytree, with these arrays and with its plain values."""
-        rest = iter(arrays)
-        values = [next(rest) if _is_array(leaf) else leaf[1] for leaf in self.leaves]  # type: ignore[index]
+        remaining = iter(arrays)
+        values = [next(remaining) if _is_array(leaf) else leaf[1] for leaf in self.leaves]  # type: ignore[index]
         return jax.tree.unflatten(self.structure, values)
 
 
@@ -47,7 +47,7 @@ def split_arrays(piece: Any) -> tuple[ShardSpec, list[NDArray[Any]]]:
     specs: list[Hashable] = []
     for leaf in leaves:
         if isinstance(leaf, bool | int | str | bytes | type(None)):
-            specs.append(("plain", leaf, type(leaf).__name__))
+            specs.append(("plain", leaf, type(leaf).__name__))  # with the type, because 1 == True
             continue
         array = _to_numeric(leaf)
         arrays.append(array)
@@ -58,8 +58,8 @@ def split_arrays(piece: Any) -> tuple[ShardSpec, list[NDArray[Any]]]:
 def iterate_rounds(pieces: Sequence[Mapping[int, Any]]) -> Iterator[list[ShardBatch | None]]:
     """Yields rounds: one shard for each device, or None if the device has no shards left."""
     queues = [[_prepare(shard, own[shard]) for shard in sorted(own)] for own in pieces]
-    for depth in range(max(map(len, queues))):
-        yield [queue[depth] if depth < len(queue) else None for queue in queues]
+    for index in range(max(map(len, queues))):
+        yield [queue[index] if index < len(queue) else None for queue in queues]
 
 
 def _prepare(shard: int, piece: Any) -> ShardBatch:
@@ -68,10 +68,12 @@ def _prepare(shard: int, piece: Any) -> ShardBatch:
 
 
 def _is_leaf(value: Any) -> bool:
+    """Returns whether JAX should not look inside: a list of numbers is one array, and None is a plain value."""
     return value is None or (isinstance(value, list) and all(isinstance(entry, bool | int | float) for entry in value))
 
 
 def _is_array(leaf: Any) -> bool:
+    """Returns whether an entry of `ShardSpec.leaves` describes an array."""
     return bool(leaf[0] == _ARRAY)
 
 
@@ -92,8 +94,8 @@ def to_host(leaf: Any) -> NDArray[Any]:
 
 def to_numpy(value: Any) -> NDArray[Any]:
     """Returns an array of outputs in numpy; converts bfloat16, which numpy does not have, to float32."""
-    found = np.asarray(value)
-    return found.astype(np.float32) if found.dtype == jax.numpy.bfloat16 else found
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype == jax.numpy.bfloat16 else array
 
 
 def to_cpu(value: NDArray[Any]) -> Any:
@@ -102,7 +104,7 @@ def to_cpu(value: NDArray[Any]) -> Any:
 
 
 def _to_numeric(leaf: Any) -> NDArray[Any]:
-    """Returns an array of numbers in the dtype that JAX would give it; raises BatchError for other values."""
+    """Returns the leaf as an array in the dtype that JAX would give it; raises BatchError if it has no numbers."""
     array = to_host(leaf)
     if array.dtype.kind not in "biufcV" or array.dtype == object:
         raise BatchError(

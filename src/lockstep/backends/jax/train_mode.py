@@ -13,7 +13,10 @@ from flax import nnx
 from lockstep.errors import ModelError
 
 FLAGS = ("deterministic", "use_running_average")  # the attributes that `train()` and `eval()` of an nnx module set
-_NAMES = {"train": True, "training": True, "is_training": True, "deterministic": False}
+_NAMES = {"train": True, "training": True, "is_training": True, "deterministic": False}  # with their training value
+_TRAINING = {**_NAMES, "use_running_average": False}
+
+Modes = dict[str, dict[str, bool | None]]  # flags by their module's path and their name
 
 
 def find_argument(call: Callable[..., Any]) -> str | None:
@@ -22,7 +25,7 @@ def find_argument(call: Callable[..., Any]) -> str | None:
     >>> find_argument(lambda x, *, deterministic=True: x)
     'deterministic'
     """
-    return _first(list_accepted(call))
+    return _select_first(list_accepted(call))
 
 
 def find_field(fields: Mapping[str, Any]) -> str | None:
@@ -31,7 +34,7 @@ def find_field(fields: Mapping[str, Any]) -> str | None:
     >>> find_field({"width": 3, "training": True})
     'training'
     """
-    return _first({name for name, value in fields.items() if is_mode_flag(name, value)})
+    return _select_first({name for name, value in fields.items() if is_mode_flag(name, value)})
 
 
 def list_fields(module: Any) -> list[str]:
@@ -53,7 +56,7 @@ def is_mode_flag(name: str, value: Any) -> bool:
 
 
 def choose_value(name: str, training: bool) -> bool:
-    """Returns the value with which the argument or field of this name means training, or evaluation.
+    """Returns the value that the argument or field of this name must have for training, or for evaluation.
 
     >>> choose_value("train", True), choose_value("deterministic", True)
     (True, False)
@@ -72,7 +75,7 @@ def list_accepted(call: Callable[..., Any]) -> set[str]:
 
 
 def check_apply(apply: Callable[..., Any]) -> None:
-    """Raises ModelError if the arguments of `apply(variables, *inputs)` do not say how it is to be called."""
+    """Raises ModelError if the arguments of `apply(variables, *inputs)` do not show how to call it."""
     try:
         parameters = list(inspect.signature(apply).parameters.values())
     except (TypeError, ValueError):
@@ -83,19 +86,17 @@ def check_apply(apply: Callable[..., Any]) -> None:
             "mutable. Name the arguments that it needs, e.g. apply(variables, x, *, train, rngs, mutable). If it needs "
             "none of them, use lambda variables, x: apply(variables, x)."
         )
-    if [parameter.name for parameter in parameters[1:2]] == ["rng"]:  # haiku's, for example
+    if [parameter.name for parameter in parameters[1:2]] == ["rng"]:  # e.g. of haiku
         raise ModelError(
             "The model's apply function takes a random key rng before the inputs, but Lockstep calls it with the "
             "variables and the inputs, and gives keys by name. Use lambda variables, x, *, rngs: apply(variables, "
-            "rngs['dropout'], x); with haiku, hk.without_apply_rng is another way if nothing is drawn."
+            "rngs['dropout'], x). With haiku, hk.without_apply_rng removes rng from a model that draws nothing."
         )
 
 
-def _first(names: Collection[str]) -> str | None:
+def _select_first(names: Collection[str]) -> str | None:
+    """Returns the first of `_NAMES` that is among the names; None if there is none."""
     return next((name for name in _NAMES if name in names), None)
-
-
-Modes = dict[str, dict[str, bool | None]]
 
 
 class ModuleModes:
@@ -105,12 +106,15 @@ class ModuleModes:
         self._module = module
         self._nodes = {str(path): node for path, node in nnx.iter_modules(module)}
         self._names = {path: _list_flags(node) for path, node in self._nodes.items()}
-        self._entered = False
+        self._was_entered = False  # whether `enter_training` was called
 
     def read(self) -> Modes:
         """Returns the flags by their module's path and their name; None for a flag that was never set."""
-        flags = ((self._nodes[path], path, names) for path, names in self._names.items() if names)
-        return {path: {name: getattr(node, name) for name in names} for node, path, names in flags}
+        return {
+            path: {name: getattr(self._nodes[path], name) for name in names}
+            for path, names in self._names.items()
+            if names
+        }
 
     def write(self, modes: Modes) -> None:
         """Writes flags that were read in another process or from a checkpoint."""
@@ -128,17 +132,22 @@ class ModuleModes:
             self.write(saved)
 
     def enter_training(self) -> None:
-        """Calls the module's `train()` if all flags say evaluation; the first time, unless some flags say training."""
+        """Puts the module into training mode unless the script has chosen modes itself.
+
+        If all flags say evaluation, its `train()` is called. If the flags differ, the script has chosen them, e.g. to
+        freeze a batch norm. Otherwise `train()` is called the first time, because it may do more than set flags.
+        """
         kinds = _find_kinds(self.read())
-        if kinds == {False} or (not self._entered and kinds != {True, False}):
+        if kinds == {False} or (not self._was_entered and kinds != {True, False}):
             set_mode(self._module, training=True)
-        self._entered = True
+        self._was_entered = True
 
 
 def set_mode(module: nnx.Module, training: bool) -> None:
     """Puts every module of the graph into training or evaluation mode: calls `train` or `eval`, and sets fields."""
     name = "train" if training else "eval"
-    method = getattr(type(module), name)  # of the class: a field may have the method's name
+    # A field may have the method's name: of the instance, or of the class, which then has no such method.
+    method = getattr(type(module), name)
     (method if callable(method) else getattr(nnx.Module, name))(module)
     for _, node in nnx.iter_modules(module):
         for name in list_fields(node):
@@ -153,13 +162,11 @@ def set_unset_flags(module: nnx.Module) -> None:
                 setattr(node, name, _TRAINING[name])
 
 
-_TRAINING = {**_NAMES, "use_running_average": False}
-
-
 def _list_flags(node: Any) -> list[str]:
+    """Returns the names of a module's mode flags."""
     return [name for name in _TRAINING if is_mode_flag(name, inspect.getattr_static(node, name, ""))]
 
 
 def _find_kinds(modes: Modes) -> set[bool]:
-    """Returns {True} if every flag that is set says training, {False} if every such flag says evaluation."""
+    """Returns {True} if all set flags say training, {False} if all say evaluation, else both or the empty set."""
     return {flag == _TRAINING[name] for flags in modes.values() for name, flag in flags.items() if flag is not None}

@@ -1,7 +1,7 @@
 """Keras 3 on TensorFlow, PyTorch and JAX.
 
-What belongs to Keras (losses, metrics, seed generators, names) is written once, with Keras's
-own functions. The frameworks' backends compute shards, add partial sums and update.
+What belongs to Keras (losses, metrics, seed generators, names) is written once, with Keras's own functions, and is used
+by `on_tensorflow`, `on_torch` and `on_jax`. The frameworks' backends compute shards, add partial sums and update.
 """
 
 import importlib
@@ -37,7 +37,7 @@ def initial_seed() -> int:
 
 
 def variables(devices: Sequence[str]) -> Mapping[str, str]:
-    """Returns the environment variables that the framework needs and, for worker processes, KERAS_BACKEND."""
+    """Returns the framework's environment variables and, if there are worker processes, KERAS_BACKEND for them."""
     chosen = {"KERAS_BACKEND": keras.config.backend()} if len(processes(devices)) > 1 else {}
     return {**chosen, **_import_framework().variables(devices)}
 

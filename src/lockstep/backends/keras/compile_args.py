@@ -1,7 +1,7 @@
 """Combines the arguments of `wrap` and of the model's `compile` into one recipe.
 
-A compiled Keras model has an optimizer, a loss and metrics. Arguments of `wrap` replace
-these in the model itself, so that `trainer.model` is compiled as it was trained.
+A compiled Keras model has an optimizer, a loss and metrics. Arguments of `wrap` replace these in the model itself, so
+that `trainer.model` is compiled as it was trained.
 """
 
 from dataclasses import replace
@@ -25,8 +25,8 @@ def adopt(recipe: Recipe) -> Recipe:
     metrics = recipe.metrics or None  # as `compile` takes them
     if metrics and isinstance(recipe.loss, Objective):
         raise ModelError(
-            f"metrics={recipe.metrics!r} cannot be used with an objective: metrics compare outputs with targets, and "
-            "Lockstep does not know the outputs of an objective. Return the metrics from the objective: "
+            f"metrics={recipe.metrics!r} cannot be used with an objective: metrics compare outputs with targets, but "
+            "an objective returns no outputs. Return the metrics from the objective: "
             "return loss, {'name': value}."
         )
     before = model if getattr(model, "compiled", False) else None
@@ -41,6 +41,8 @@ def adopt(recipe: Recipe) -> Recipe:
                 loss_weights=getattr(losses, "_user_loss_weights", None),
                 metrics=metrics or getattr(compiled_metrics, "_user_metrics", None),
                 weighted_metrics=getattr(compiled_metrics, "_user_weighted_metrics", None),
+                # With True, Keras wraps the optimizer in a LossScaleOptimizer if the dtype policy is mixed_float16. A
+                # script that compiled its model without one has chosen so.
                 auto_scale_loss=before is None or isinstance(before.optimizer, keras.optimizers.LossScaleOptimizer),
             )
     check_compiled(model)
@@ -52,7 +54,7 @@ def adopt(recipe: Recipe) -> Recipe:
 
 
 class FinalizeVariables(keras.callbacks.Callback):  # type: ignore[misc]  # without stubs it is Any
-    """Replaces the weights with their averages at the end of training, as Keras does with `use_ema=True`."""
+    """Replaces the weights by their moving averages at the end of training, as Keras does with `use_ema=True`."""
 
     def on_train_end(self, logs: Any = None) -> None:
         """Writes the averages into the weights; called before the script's own callbacks."""

@@ -1,9 +1,7 @@
-"""The functions and classes of the script in a model's configuration.
+"""Sends the script's functions and classes with a model's configuration, which contains only their names.
 
-A configuration contains only the names of functions and classes. A worker finds Keras's own
-objects by name. All other objects get a new name while the configuration is written, and are
-sent with it. This includes lambdas: Keras's own serialization of a lambda loses the
-variables that the lambda uses.
+A worker finds Keras's own objects by name. All other objects get a new name while the configuration is written, and are
+sent with it. This includes lambdas: Keras's own serialization of a lambda loses the variables that the lambda uses.
 """
 
 from collections.abc import Iterator
@@ -21,8 +19,8 @@ class CustomObjects(dict[str, Any]):
 
     def add(self, each: Any) -> str:
         """Adds a function or a class if it is new; returns its name."""
-        for name, known in self.items():
-            if known is each:
+        for name, added in self.items():
+            if added is each:
                 return name
         name = f"script>{each.__name__}_{len(self)}"
         self[name] = each
@@ -30,24 +28,25 @@ class CustomObjects(dict[str, Any]):
 
 
 @contextmanager
-def collect() -> Iterator[CustomObjects]:
+def collect_objects() -> Iterator[CustomObjects]:
     """Collects the script's functions and classes in all configurations that are written inside this context."""
     collected = CustomObjects()
     with (
         _replace_attribute(object_registration, "GLOBAL_CUSTOM_NAMES", _CustomNames(collected)),
+        # Keras's serialization of a lambda is (code, defaults, closure). The name stands in place of the code.
         _replace_attribute(python_utils, "func_dump", lambda function: (collected.add(function), None, None)),
     ):
         yield collected
 
 
 @contextmanager
-def use(objects: CustomObjects) -> Iterator[None]:
-    """Lets configurations that are read inside this context find these functions and classes."""
+def use_objects(objects: CustomObjects) -> Iterator[None]:
+    """Gives these functions and classes to configurations that are read inside this context."""
 
-    def load(code: Any, *rest: Any, **more: Any) -> Any:
+    def load(code: Any, *rest: Any, **more: Any) -> Any:  # in place of Keras's loading of a lambda's code
         return objects[code if isinstance(code, str) else code[0]]
 
-    # Safe mode refuses lambdas, which could come from an unknown file. Here all objects come from the same script.
+    # Keras's safe mode refuses lambdas, because a file could contain any code. These objects come from the script.
     replaced = _replace_attribute(python_utils, "func_load", load)
     with keras.saving.custom_object_scope(objects), SafeModeScope(False), replaced:
         yield
@@ -65,7 +64,7 @@ def _replace_attribute(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class _CustomNames(dict[Any, str]):
-    """The names of registered objects, and of all classes and functions that are defined outside of Keras."""
+    """Keras's table of registered objects' names, which also has each class and function defined outside of Keras."""
 
     def __init__(self, objects: CustomObjects) -> None:
         super().__init__(object_registration.GLOBAL_CUSTOM_NAMES)

@@ -1,4 +1,4 @@
-"""Sources for the datasets that Keras takes on every framework."""
+"""Sources that read the datasets which Keras takes on every framework: PyDataset and tf.data.Dataset."""
 
 import sys
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def make_source(data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
 
 
 class PyDatasetSource:
-    """The batches of a PyDataset by index; if shuffled, in an order that follows from seed and epoch.
+    """The batches of a PyDataset, by index; if shuffled, in an order that follows from seed and epoch.
 
     The dataset's `on_epoch_end` is called between epochs. A resumed run first calls it once for every earlier epoch.
     """
@@ -35,7 +35,7 @@ class PyDatasetSource:
 
     def __init__(self, data: Any, shuffle: bool, seed: int) -> None:
         self._data, self._shuffle, self._seed = data, shuffle, seed
-        self._num_ended = 0  # the epochs for which `on_epoch_end` was called
+        self._num_ended = 0  # number of epochs for which `on_epoch_end` was called
         self.num_steps: int | None = data.num_batches
         self.endless = self.num_steps is None
 
@@ -46,16 +46,16 @@ class PyDatasetSource:
         self._num_ended = max(index, self._num_ended)
         steps = self.num_steps
         permutation = order(self._seed, index, steps) if self._shuffle and steps is not None else None
-        for number in count(start) if steps is None else range(start, steps):
-            batch_index = number if permutation is None else int(permutation.between(number, number + 1)[0])
-            yield restore_tuples(_drop_none(self._data[batch_index]))
+        for position in count(start) if steps is None else range(start, steps):
+            batch_index = position if permutation is None else int(permutation.between(position, position + 1)[0])
+            yield restore_tuples(_strip_none(self._data[batch_index]))
 
     def state(self) -> Any:
         """Returns None, because a dataset has no state to save."""
         return None
 
 
-def _drop_none(batch: Any) -> Any:
+def _strip_none(batch: Any) -> Any:
     """Returns a batch (x, y, w) without the entries at its end that are None."""
     if not isinstance(batch, tuple | list):
         return batch

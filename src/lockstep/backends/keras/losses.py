@@ -1,7 +1,7 @@
 """Finds the number by which a compiled loss divides, so that the shards' losses add up to the batch's loss.
 
-Keras divides by the number of values, which is the same for every example. Only masks
-and the reduction `mean_with_sample_weight` divide by something else.
+Keras divides by the number of values, which is the same for every example. Only masks and the reduction
+`mean_with_sample_weight` divide by something else.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 from keras import ops
-from keras.src.backend import get_keras_mask  # an attribute of the tensor, except on JAX
+from keras.src.backend import get_keras_mask  # because on JAX the mask is no attribute of the tensor
 
 from lockstep.backends.keras_losses import is_of_keras
 from lockstep.core.objective import Sum
@@ -50,24 +50,25 @@ def is_sum(model: Any, was_measured_as_sum: bool) -> bool:
     """Returns whether the loss is a sum over the examples; raises ModelError if only some of the losses are sums."""
     if was_measured_as_sum:
         return True
-    kinds = {loss.reduction == SUM for loss in list_losses(model)}
-    if len(kinds) > 1:
+    reductions = [loss.reduction for loss in list_losses(model)]
+    sums = [reduction == SUM for reduction in reductions]
+    if any(sums) and not all(sums):
         raise ModelError(
-            "Some of the model's losses are sums over the examples, and others are means. Use "
-            "reduction='sum_over_batch_size' in every loss."
+            f"The model's losses have the reductions {', '.join(map(repr, reductions))}, but sums over the examples "
+            "cannot be combined with means. Use reduction='sum_over_batch_size' in every loss."
         )
-    return True in kinds
+    return any(sums)
 
 
 def weigh(
     weighing: Weighing, model: Any, value: Any, extra: Any, counted: Counted | None, share: Share, **rest: Any
 ) -> Term:
     """Returns the `Term` of a compiled loss; `extra` is the part that does not grow with the number of examples."""
-    ops = weighing.ops
+    array_ops = weighing.ops
     if is_sum(model, share.summed):
-        extra = ops.cast_like(extra, value)
+        extra = array_ops.cast_like(extra, value)
         # The extra loss must count once for the whole batch, so each shard adds its fraction.
-        value = value if share.alone else value - extra + ops.scale(extra, share.fraction)
+        value = value if share.alone else value - extra + array_ops.scale(extra, share.fraction)
         return weighing.sum(Sum(value), share, **rest)
     if counted is None:
         return weighing.mean(value, share, **rest)
@@ -122,25 +123,26 @@ def _repeat_weights(weights: Any, count: int) -> list[Any]:
 
 
 def _find_denominator(loss: Any, targets: Any, outputs: Any, weights: Any) -> Counted | None:
-    weighted = loss.reduction == "mean_with_sample_weight"
+    """Returns what one loss divides by; None if that is the number of its values. Follows `keras.losses.Loss`."""
+    is_weighted = loss.reduction == "mean_with_sample_weight"
     mask = get_keras_mask(outputs)
-    if mask is None and getattr(loss, "_fn_kwargs", {}).get("ignore_class") is None and not weighted:
+    if mask is None and getattr(loss, "_fn_kwargs", {}).get("ignore_class") is None and not is_weighted:
         return None  # nothing is masked, so the values need not be computed a second time
     values = loss.call(ops.convert_to_tensor(targets, loss.dtype), ops.convert_to_tensor(outputs, loss.dtype))
-    out_mask = get_keras_mask(values)
+    out_mask = get_keras_mask(values)  # of `ignore_class`
     if mask is not None and out_mask is not None:
         mask = ops.logical_and(mask, out_mask)
     elif mask is None:
         mask = out_mask
-    wide = _find_widest_float()
-    if not weighted or weights is None:
+    dtype = _find_widest_float()
+    if not is_weighted or weights is None:
         if mask is None:
             return None
-        weight = ops.sum(ops.ones(values.shape, wide) * ops.cast(mask, wide))
+        weight = ops.sum(ops.ones(values.shape, dtype) * ops.cast(mask, dtype))
         return Counted(weight, weight != 0, None)
     shape = [*weights.shape, *[1] * (len(values.shape) - len(weights.shape))]
-    each = ops.broadcast_to(ops.reshape(ops.cast(weights, wide), shape), values.shape)
-    each = each if mask is None else each * ops.cast(mask, wide)
+    each = ops.broadcast_to(ops.reshape(ops.cast(weights, dtype), shape), values.shape)
+    each = each if mask is None else each * ops.cast(mask, dtype)
     total = ops.sum(values * ops.cast(each, values.dtype))
     return Counted(ops.sum(each), ops.any(each != 0), total)
 

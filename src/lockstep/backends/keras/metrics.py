@@ -1,9 +1,8 @@
 """Keras metrics, whose variables are added over the shards together with the loss.
 
-A shard updates a metric's variables from zero, the tree adds them, and the metric's own
-`result` computes its value from the totals. So the value is the metric of the whole batch,
-also if the shards differ in size. A metric whose state is not a sum, e.g. a maximum, is
-refused.
+A shard updates a metric's variables from zero, the tree adds them, and the metric's own `result` computes its value
+from the totals. So the value is the metric of the whole batch, also if the shards differ in size. A metric whose state
+is not a sum, e.g. a maximum, is refused.
 """
 
 from collections.abc import Sequence
@@ -25,14 +24,14 @@ def find_room(model: Any) -> int:
     compiled = model._compile_metrics
     given = [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
     metrics = [each for part in given for each in keras.tree.flatten(part) if each is not None]
-    outputs = len(getattr(model, "output_names", None) or [None])
-    return (
-        2 * outputs + sum(_find_metric_room(each) for each in metrics) * outputs
-    )  # Keras may copy one metric for every output
+    num_outputs = len(getattr(model, "output_names", None) or [None])
+    # Keras may copy a metric for every output. The loss of an output is a mean, which has two variables.
+    return 2 * num_outputs + sum(_find_metric_room(each) for each in metrics) * num_outputs
 
 
 def _find_metric_room(metric: Any) -> int:
-    if not isinstance(metric, keras.metrics.Metric):
+    """Returns the largest number of sums that one metric can give."""
+    if not isinstance(metric, keras.metrics.Metric):  # Keras averages a function's values: total and count
         return 2
     if not getattr(metric, "_built", True):
         return UNKNOWN_ROOM
@@ -60,11 +59,11 @@ class CompiledMetrics:
         return [variable for _, metric in self._metrics for variable in metric.variables]
 
     def update(self, targets: Any, outputs: Any, weights: Any) -> None:
-        """Updates the metrics with one shard's examples; called in a scope in which their variables start at 0."""
+        """Updates the metrics with one shard's examples; called in a scope in which their variables are 0."""
         if self._model._compile_metrics is not None:
             self._model._compile_metrics.update_state(targets, outputs, weights)
 
-    def columns(self) -> list[Column]:
+    def list_columns(self) -> list[Column]:
         """Returns each metric's name, its number of sums, and the function that computes its value from these sums."""
         return [
             Column(name, sum(prod(variable.shape) for variable in metric.variables), _ComputeResult(name, metric))
@@ -101,6 +100,7 @@ class _ComputeResult:
         self._metric = metric
 
     def __call__(self, sums: Sums) -> float:
+        """Returns the metric's value; raises ModelError if it is not one number."""
         values = []
         start = 0
         for variable in self._metric.variables:
@@ -123,6 +123,7 @@ def _split_values(metrics: Sequence[Any], values: Sequence[Any]) -> list[list[An
 
 
 def _check_is_sum(name: str, metric: Any, once: Sequence[Any], twice: Sequence[Any]) -> None:
+    """Raises ModelError if the same examples twice do not double the metric's state, as they do for a sum."""
     for one, two in zip(once, twice, strict=True):
         if not np.allclose(two, 2 * one, rtol=1e-3, atol=1e-6, equal_nan=True):
             raise ModelError(

@@ -1,4 +1,4 @@
-"""Keras on TensorFlow: a compiled model as a program of the TensorFlow backend."""
+"""Keras on TensorFlow: a compiled model as a `TrainingProgram` of the TensorFlow backend."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from lockstep.backends.keras.stateless_model import CompiledModel, VariableValue
 from lockstep.backends.keras.unsupported import RESTORING, check_built, check_precision
 from lockstep.backends.tensorflow import TensorflowBackend, array_ops, unsupported
 from lockstep.backends.tensorflow.losses import WEIGHING
-from lockstep.backends.tensorflow.program import ProgramResult, ReplicaVariables
+from lockstep.backends.tensorflow.training_program import ProgramResult, ReplicaVariables
 from lockstep.core.batches import inputs
 from lockstep.core.layout import Layout
 from lockstep.core.shard_sums import CUSTOM_SUMS, Summand, list_loss_parts, measure
@@ -57,13 +57,13 @@ class KerasOnTensorflow(TensorflowBackend):
 
 
 class KerasProgram:
-    """A compiled Keras model as a program."""
+    """A compiled Keras model as a `TrainingProgram`."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._compiled = CompiledModel(recipe.model, recipe.loss)
         self.optimizer = unsupported.check_optimizer(recipe.optimizer)
         self.room = self._compiled.room + (CUSTOM_SUMS if self._compiled.objective else 0)
-        self._piece: Any = None
+        self._piece: Any = None  # a shard's examples, while variables are missing
         if recipe.model.built and not self.optimizer.built:
             self.optimizer.build(recipe.model.trainable_variables)
 
@@ -103,7 +103,7 @@ class KerasProgram:
         return self._compiled.waits_for_batch
 
     def build(self, piece: Any) -> None:
-        """Finds which variables are trainable now; keeps a shard's examples if variables must be built from them."""
+        """Finds which variables are trainable now; stores a shard's examples if variables must be built from them."""
         self._piece = piece if self._compiled.waits_for_batch else None
         self._compiled.refresh()
 
@@ -128,7 +128,9 @@ class KerasProgram:
         loss = result.loss, result.extra_loss, result.counted
         term = losses.weigh(WEIGHING, compiled.model, *loss, share, labels=result.labels)
         sums = [*list_loss_parts(term), *map(Summand, result.sums)]
-        return ProgramResult(term, sums, compiled.metrics.columns(), _mark_unchanged(own, values, result.statistics))
+        return ProgramResult(
+            term, sums, compiled.metrics.list_columns(), _mark_unchanged(own, values, result.statistics)
+        )
 
     @property
     def criterion(self) -> Callable[[Any, Any], Any] | None:
@@ -152,6 +154,7 @@ class KerasProgram:
         return ProgramResult(term, sums, columns, _mark_unchanged(own, values, compiled.read_statistics(scope)))
 
     def _read_values(self, own: ReplicaVariables, seeds: Any) -> VariableValues:
+        """Returns the values of a replica's variables as tensors, and the shard's seeds."""
         states = [tf.cast(seeds[index], state.dtype) for index, state in enumerate(self._compiled.generators)]
         trainable, statistics = ([tf.convert_to_tensor(variable) for variable in part] for part in own)
         return VariableValues(trainable, statistics, states)

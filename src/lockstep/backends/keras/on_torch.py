@@ -1,8 +1,7 @@
-"""Keras on PyTorch: a compiled model as a torch module and a torch optimizer of the PyTorch backend.
+"""Keras on PyTorch: a compiled model as a torch module and a torch optimizer for the PyTorch backend.
 
-The module's parameters are the tensors of the model's weights, and its buffers are the
-tensors of the running statistics. So the PyTorch backend restores, averages, compares and
-sends the tensors with which the model computes.
+The module's parameters are the tensors of the model's weights, and its buffers are the tensors of the running
+statistics. So the PyTorch backend restores, averages, compares and sends the tensors with which the model computes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +41,7 @@ def open(recipe: Recipe, devices: Sequence[str]) -> Backend:
 
 
 class KerasTorchModule(nn.Module):
-    """A torch module with the tensors of a Keras model."""
+    """A torch module whose parameters and buffers are the tensors of a Keras model."""
 
     def __init__(self, compiled: CompiledModel) -> None:
         super().__init__()
@@ -51,7 +50,7 @@ class KerasTorchModule(nn.Module):
         for name, variable in self.variables.items():
             self.register_parameter(name, variable.value)
         for name, variable in compiled.statistics.items():
-            # The tensor itself: the model reads what the backend writes to the buffer, and the other way round.
+            # The variable's own tensor and no copy: the model reads what the backend writes, and the other way round.
             self._buffers[name.replace(".", "_")] = variable.value
 
     def read_values(self) -> VariableValues:
@@ -122,7 +121,7 @@ class KerasTorchProgram(ShardProgram):
     def measure(self, term: Term, examples: int) -> tuple[list[Summand], list[Column]]:
         """Returns the loss and the variables of the metrics, which are sums."""
         sums = [Summand(torch.as_tensor(each, dtype=torch.float64)) for each in term.outputs]
-        return [*list_loss_parts(term), *sums], self._compiled.metrics.columns()
+        return [*list_loss_parts(term), *sums], self._compiled.metrics.list_columns()
 
 
 class KerasOnTorch(TorchBackend):
@@ -143,7 +142,7 @@ class KerasOnTorch(TorchBackend):
         self._keras_recipe = recipe
         self._compiled = compiled
         self._optimizer_variables = OptimizerVariables(compiled, recipe.optimizer)
-        self._writes = ChangeDetector(self._read_versions)
+        self._writes = ChangeDetector(self._read_versions)  # of the script, into the optimizer's variables
 
     @contextmanager
     def computing(self, work: Work) -> Iterator[None]:
@@ -162,13 +161,14 @@ class KerasOnTorch(TorchBackend):
 
     def state_tensors(self) -> dict[str, Any]:
         """Returns the module's tensors, and a copy of the Keras optimizer's variables."""
-        own = {name: tensor for name, tensor in super().state_tensors().items() if not name.startswith(OPTIMIZER)}
-        return own | self._optimizer_variables.read()
+        # The torch optimizer has no state of its own: it calls Keras's.
+        model = {name: tensor for name, tensor in super().state_tensors().items() if not name.startswith(OPTIMIZER)}
+        return model | self._optimizer_variables.read()
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Writes a state into model and optimizer; raises StateError, and writes nothing, if the state does not fit."""
         model = {name: array for name, array in state.items() if not name.startswith(OPTIMIZER)}
-        check_state(state, {**self._replica.specs(model), **self._optimizer_variables.specs()})
+        check_state(state, {**self._replica.specs(model), **self._optimizer_variables.read_specs()})
         super().load(model)
         self._optimizer_variables.write(state)
 
@@ -200,8 +200,8 @@ class KerasOnTorch(TorchBackend):
 
     def touched(self) -> bool:
         """Returns whether the script wrote to the model or to the Keras optimizer's variables."""
-        own = self._writes.has_changed()  # before `or`, because both detectors must read the current state
-        return super().touched() or own
+        has_changed = self._writes.has_changed()  # before `or`, because both detectors must read the current state
+        return super().touched() or has_changed
 
     def update(self, total: PartialSum, sums: Sums, work: Work) -> None:
         """Makes the optimizer's step, whose own writes do not count as writes of the script."""

@@ -1,4 +1,4 @@
-"""The variables of a Keras optimizer as part of the state, on every framework."""
+"""The variables of a Keras optimizer as arrays of a state, read and written with Keras alone."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ class OptimizerVariables:
         arrays = {name: np.array(ops.convert_to_numpy(each.value)) for name, each in self.name_variables().items()}
         return {name: Array(data, data.dtype.name) for name, data in arrays.items()}
 
-    def specs(self) -> dict[str, ArraySpec]:
+    def read_specs(self) -> dict[str, ArraySpec]:
         """Returns the shapes and dtypes that the arrays of a saved state must have."""
         return {
             name: ArraySpec(tuple(each.shape), keras.backend.standardize_dtype(each.dtype))

@@ -1,9 +1,8 @@
-"""Pickles a compiled model as its configuration and the values of its variables.
+"""Pickles a recipe for a worker: a compiled model as its configuration and the values of its variables.
 
-Keras's own pickle uses a file format that loses a loss's dtype and only finds registered
-classes. Here layers are pickled as configurations, together with the script's functions and
-classes in them. If any layer has no configuration, the whole model is pickled by its
-attributes. Losses, metrics and learning-rate schedules are pickled as objects.
+Keras's own pickle uses a file format that loses a loss's dtype and only finds registered classes. Here layers are
+pickled as configurations, together with the script's functions and classes in them. If any layer has no configuration,
+the whole model is pickled by its attributes. Losses, metrics and learning-rate schedules are pickled as objects.
 """
 
 import warnings
@@ -16,7 +15,7 @@ from keras.src.utils import tracking
 
 from lockstep.backends import pickling
 from lockstep.backends.base import Recipe
-from lockstep.backends.keras import custom_objects, model_attributes
+from lockstep.backends.keras import attribute_pickling, custom_objects
 from lockstep.errors import ModelError
 
 _REDUCTIONS: dict[type, pickling.Reduction] = {
@@ -30,19 +29,19 @@ _REDUCTIONS: dict[type, pickling.Reduction] = {
 
 def dump(recipe: Recipe) -> bytes:
     """Returns a pickle of the recipe for a worker; raises ModelError if the model cannot be pickled."""
-    without = [layer for layer in _list_layers(recipe.model) if not model_attributes.has_configuration(layer)]
+    unconfigured = [layer for layer in _list_layers(recipe.model) if not attribute_pickling.has_configuration(layer)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if not without:
+            if not unconfigured:
                 return pickling.dump(PickledRecipe(recipe), _REDUCTIONS)
-            attributes = model_attributes.ModelAttributes()
-            data = pickling.dump(PickledRecipe(recipe, attributes), attributes.reductions())
+            attributes = attribute_pickling.ModelAttributes()
+            data = pickling.dump(PickledRecipe(recipe, attributes), attributes.list_reductions())
             attributes.check_complete()
             return data
     except Exception as error:
-        names = ", ".join(dict.fromkeys(type(layer).__name__ for layer in without))
-        how = f"by its attributes, because {names} has no get_config" if without else "by its configuration"
+        names = ", ".join(dict.fromkeys(type(layer).__name__ for layer in unconfigured))
+        how = f"by its attributes, because {names} has no get_config" if unconfigured else "by its configuration"
         raise ModelError(
             f"The model {recipe.model.name!r} cannot be sent to a worker process: it is pickled {how}, and this "
             f"fails: {error}. Give {names or 'its classes'} a get_config, or use devices=1."
@@ -52,14 +51,14 @@ def dump(recipe: Recipe) -> bytes:
 class PickledRecipe:
     """Pickles a recipe; unpickling gives the recipe itself."""
 
-    def __init__(self, recipe: Recipe, attributes: model_attributes.ModelAttributes | None = None) -> None:
+    def __init__(self, recipe: Recipe, attributes: attribute_pickling.ModelAttributes | None = None) -> None:
         self._recipe = recipe
         self._attributes = attributes  # if the model has no configuration
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns the function that creates the recipe, and its arguments."""
         model, optimizer = self._recipe.model, self._recipe.optimizer
-        with custom_objects.collect() as custom:
+        with custom_objects.collect_objects() as custom:
             config = None if self._attributes else keras.saving.serialize_keras_object(model.get_config())
             settings = _read_settings(optimizer)
         variables = model.variables
@@ -100,7 +99,7 @@ class _Defaults(NamedTuple):
 class _ModelParts(NamedTuple):
     """A model in parts. Keras would create other names in another process, so the names are sent, too."""
 
-    kind: Any  # the model's class; the model itself if it has no configuration
+    model: Any  # the model's class; the model itself if it has no configuration
     config: Any
     build_config: Any
     names: Sequence[str]  # of layers
@@ -134,12 +133,13 @@ def _create_recipe(
     compile_args: Any,
     attributes: Any,
 ) -> Recipe:
-    _write_defaults(defaults)
+    """Creates the recipe in a worker, with a model that has the script's names and values."""
+    _write_defaults(defaults)  # first, because layers read them when they are created
     if attributes is not None:
-        model_attributes.restore(attributes)
-    kind, config, build_config, *_ = model_parts
-    with custom_objects.use(custom):
-        model = kind if config is None else kind.from_config(config)
+        attribute_pickling.restore_attributes(attributes)
+    kind_or_model, config, build_config, *_ = model_parts
+    with custom_objects.use_objects(custom):
+        model = kind_or_model if config is None else kind_or_model.from_config(config)
         if build_config and not model.built:
             model.build_from_config(build_config)
             model.built = True
@@ -151,6 +151,7 @@ def _create_recipe(
         variable._path = path
     _write_values(variables, model_parts.values)
     no_decay = optimizer_parts.no_decay
+    # Before `build`, after which Keras refuses to change them.
     optimizer.exclude_from_weight_decay([variables[index] for index in no_decay.indices], no_decay.names)
     optimizer.build([variables[index] for index in optimizer_parts.built])
     _write_values(optimizer.variables, optimizer_parts.values)
@@ -177,12 +178,14 @@ def _read_settings(optimizer: Any) -> dict[str, Any]:
     schedule = getattr(optimizer, "_learning_rate", None)
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return dict(optimizer.get_config())
-    plain = object.__new__(type(optimizer))
-    vars(plain).update(vars(optimizer), _learning_rate=0.0)
-    return {**plain.get_config(), "learning_rate": schedule}
+    # The configuration of a copy with a number in place of the schedule, whose own get_config is then not called.
+    copy = object.__new__(type(optimizer))
+    vars(copy).update(vars(optimizer), _learning_rate=0.0)
+    return {**copy.get_config(), "learning_rate": schedule}
 
 
 def _read_no_decay(optimizer: Any, variables: Sequence[Any]) -> _NoDecay:
+    """Returns what the script has given the optimizer's `exclude_from_weight_decay`."""
     keys = getattr(optimizer, "_exclude_from_weight_decay", ())
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     indices = [index for index, variable in enumerate(variables) if optimizer._var_key(variable) in keys]

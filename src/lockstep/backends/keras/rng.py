@@ -1,7 +1,7 @@
-"""Replaces Keras's global seed generator while a shard is computed.
+"""Reads Keras's global seed, and replaces its global seed generator while a shard is computed.
 
-`keras.random.normal(shape)` without a seed uses the global generator of the process. In a
-shard, a generator takes its place whose state follows from the shard's own seed.
+`keras.random.normal(shape)` without a seed uses the global generator of the process. In a shard, Keras gets another
+generator instead, whose state follows from the shard's own seed.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def read_global_seed() -> int | None:
 
 def create_generator() -> Any:
     """Returns a seed generator for shards; None on JAX, where Keras refuses random operations without a seed."""
-    return None if keras.config.backend() == "jax" else keras.random.SeedGenerator(0, name="of_a_shard")
+    return None if keras.config.backend() == "jax" else keras.random.SeedGenerator(0, name="shard_generator")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A compiled Keras model as a pure function of its variables.
 
-This module uses Keras alone and runs on each of Keras's backends. A shard is computed in a
-stateless scope, so what it writes to variables does not reach the next shard.
+This module uses Keras alone and runs on each of Keras's backends. A shard is computed in a stateless scope, so what it
+writes to variables does not reach the next shard.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ class VariableValues(NamedTuple):
 class ShardResult(NamedTuple):
     """What a compiled model computes for one shard."""
 
-    loss: Any  # including the extra loss
+    loss: Any  # with the extra loss
     extra_loss: Any  # regularization and the losses that layers added: means over the examples
     counted: Counted | None  # what the loss was divided by, if that is not the number of its values
     labels: Labels | None  # the valid labels, if the targets are labels
@@ -55,20 +55,21 @@ class _VariableRoles(NamedTuple):
     trainable: dict[str, Any]
     statistics: dict[str, Any]
     frozen: dict[str, Any]
-    weights: dict[str, Any]
-    generators: list[Any]
+    weights: dict[str, Any]  # trainable and frozen
+    generators: list[Any]  # states of the layers' seed generators
 
 
 def _find_roles(model: Any) -> _VariableRoles:
+    """Returns the variables by role: a layer's own non-trainable variables are its running statistics."""
     layers = model._flatten_layers(include_self=True, recursive=True)
     metrics = set(map(id, model.metrics_variables))
     generators = [each for each in model.non_trainable_variables if each.name == "seed_generator_state"]
     trainable = set(map(id, model.trainable_variables))
     statistics = {id(variable) for layer in layers for variable in layer._non_trainable_variables}
     statistics -= trainable | metrics | set(map(id, generators))
-    no_weights = statistics | metrics | set(map(id, generators))
+    others = statistics | metrics | set(map(id, generators))
     named = variable_names.name_variables(model, model.variables)
-    weights = {name: variable for name, variable in named.items() if id(variable) not in no_weights}
+    weights = {name: variable for name, variable in named.items() if id(variable) not in others}
     return _VariableRoles(
         {name: variable for name, variable in weights.items() if id(variable) in trainable},
         {name: variable for name, variable in named.items() if id(variable) in statistics},
@@ -79,7 +80,7 @@ def _find_roles(model: Any) -> _VariableRoles:
 
 
 def _list_parts(model: Any) -> list[Any]:
-    """Returns the model's variables, and every layer in the order of the attributes, lists and dicts that hold it."""
+    """Returns the model's variables, and every layer in the order of the attributes, lists and dicts that have it."""
     parts = list(model.variables)
     layers = model._flatten_layers(include_self=True, recursive=True)
     for value in (value for layer in layers if layer._layers for value in vars(layer).values()):
@@ -98,7 +99,7 @@ class CompiledModel:
         self.room = find_room(model)
         self._compile_args = _list_compile_args(model)
         self._generator = rng.create_generator()
-        self._current_roles: _VariableRoles | None = None
+        self._last_roles: _VariableRoles | None = None  # found by the last `refresh`, as are the next two
         self.trace_key: tuple[bool, ...] = ()  # whether the model is built, and which of its parts are trainable
         self._parts: Sequence[Any] = ()
 
@@ -131,13 +132,13 @@ class CompiledModel:
 
     @property
     def _roles(self) -> _VariableRoles:
-        if self._current_roles is None:
+        if self._last_roles is None:
             self.refresh()
-            assert self._current_roles is not None
-        return self._current_roles
+            assert self._last_roles is not None
+        return self._last_roles
 
     def read_trainable_flags(self) -> list[bool]:
-        """Returns whether each layer and each variable is trainable. A layer may compute differently when frozen."""
+        """Returns whether each layer and each variable is trainable; a frozen layer may compute something else."""
         return [each.trainable for each in self._list_freezable()]
 
     def write_trainable_flags(self, flags: Sequence[bool]) -> None:
@@ -156,10 +157,12 @@ class CompiledModel:
         """Finds the roles of the variables again, if a layer was frozen, unfrozen or built since the last call."""
         check_compiled_once(self._compile_args, _list_compile_args(self.model))
         key, parts = (self.model.built, *self.read_trainable_flags()), _list_parts(self.model)
-        if self._current_roles is not None and self.trace_key[0]:  # it was built
+        if (
+            self._last_roles is not None and self.trace_key[0]
+        ):  # building a model adds parts, so only a built one is checked
             check_same_parts(self._parts, parts)
-        if self._current_roles is None or key != self.trace_key:
-            self._current_roles, self.trace_key, self._parts = _find_roles(self.model), key, parts
+        if self._last_roles is None or key != self.trace_key:
+            self._last_roles, self.trace_key, self._parts = _find_roles(self.model), key, parts
 
     @property
     def waits_for_batch(self) -> bool:
@@ -179,9 +182,9 @@ class CompiledModel:
     def prepare(self, batch: Any) -> None:
         """Lets Keras build losses and metrics from a few examples."""
         if self.objective is None and not self.metrics.are_built:
-            few, targets, weights = split_batch(select(batch, slice(0, NUM_PROBE_EXAMPLES)))
+            inputs, targets, weights = split_batch(select(batch, slice(0, NUM_PROBE_EXAMPLES)))
             with keras.StatelessScope(collect_losses=True):
-                outputs = self.call(few, training=False)
+                outputs = self.call(inputs, training=False)
                 check_targets(self.model, targets)
                 self.model._clear_losses()
             self.metrics.build(*(_to_tensors(each) for each in (targets, outputs, weights)))
@@ -195,7 +198,8 @@ class CompiledModel:
             if training:  # some layers add losses in training only
                 check_loss(self.model)
             labels = losses.find_labels(self.model, outputs)
-            if labels is not None and keras.config.backend() == "torch":  # others trace, without values
+            # Only PyTorch computes eagerly. Elsewhere this is a traced function, and the backend checks the labels.
+            if labels is not None and keras.config.backend() == "torch":
                 given = [ops.convert_to_numpy(each) for each in keras.tree.flatten(weights) if each is not None]
                 for each in keras.tree.flatten(y):
                     check_labels(ops.convert_to_numpy(each), *labels, *given[:1])
@@ -221,12 +225,12 @@ class CompiledModel:
 
     @contextmanager
     def replace_variables(self, values: VariableValues, zeros: Sequence[Any] = ()) -> Iterator[Any]:
-        """Opens a scope in which the model computes with these values, and the variables in `zeros` are 0."""
+        """Opens a scope in which the model computes with these values, and in which the variables in `zeros` are 0."""
         mapping = [
             *zip(self.trainable.values(), values.trainable, strict=True),
             *zip(self.statistics.values(), values.statistics, strict=True),
             *zip(self.generators, values.seeds, strict=True),
-            *zip(self.frozen.values(), values.frozen, strict=bool(values.frozen)),
+            *zip(self.frozen.values(), values.frozen, strict=bool(values.frozen)),  # nothing if none are given
             *((variable, ops.zeros(variable.shape, variable.dtype)) for variable in zeros),
         ]
         with (
@@ -240,7 +244,7 @@ class CompiledModel:
         return [scope.get_current_value(variable) for variable in self.statistics.values()]
 
     def call(self, x: Any, training: bool) -> Any:
-        """Calls the model in training or evaluation mode, if its `call` has an argument `training`."""
+        """Returns the model's outputs; gives its `call` the mode if it has an argument `training`."""
         check_inputs(self.model, x)
         return self.model(x, training=training) if self.model._call_has_training_arg else self.model(x)
 

@@ -10,7 +10,7 @@ from lockstep.core.batches import describe
 from lockstep.core.metric_kinds import METHODS
 from lockstep.errors import BatchError, ModelError, OptimizerError
 
-_BACKENDS = {"tensorflow": "tensorflow", "torch": "torch", "jaxlib": "jax", "jax": "jax"}  # by an array's package
+_BACKENDS = {"tensorflow": "tensorflow", "torch": "torch", "jaxlib": "jax", "jax": "jax"}  # by the package of an array
 _USE_OBJECTIVE = (
     "Move the loss into compute_loss, or into an objective: lockstep.wrap(model, optimizer, lockstep.objective(f))."
 )
@@ -21,11 +21,11 @@ _UNUSED_METHODS = {
     "predict_step": "Move its code into call, or apply it to what trainer.predict returns.",
     "compute_metrics": "Use compile(metrics=[...]), or return values from an objective: return loss, {'name': value}.",
 }
-RESTORING = "Restoring a state"
+RESTORING = "Restoring a state"  # an operation for `check_built`
 
 
 def check_model(model: Any) -> None:
-    """Raises ModelError for a model with its own train_step or metrics, or a model built on another Keras backend."""
+    """Raises ModelError for a model with its own train_step or metrics, or one built on another Keras backend."""
     current, built = keras.config.backend(), _find_backend(model)
     if built != current:
         raise ModelError(
@@ -62,7 +62,7 @@ def check_metrics(metrics: Any) -> None:
 
 
 def check_compiled(model: Any) -> None:
-    """Raises OptimizerError for a model without an optimizer."""
+    """Raises OptimizerError for a model that is not compiled or has no optimizer."""
     if not getattr(model, "compiled", False) or model.optimizer is None:
         raise OptimizerError(
             f"Training needs an optimizer and a loss, but {model.name!r} is not compiled. Use "
@@ -86,7 +86,7 @@ def check_targets(model: Any, targets: Any) -> None:
 
 
 def check_inputs(model: Any, inputs: Any) -> None:
-    """Raises BatchError for several inputs to a model with one input, because Keras would ignore all but the first."""
+    """Raises BatchError for several inputs to a model with one, because Keras would ignore all but the first."""
     own_inputs = getattr(model, "inputs", None) or ()  # unknown for a subclass of keras.Model
     if len(own_inputs) == 1 and isinstance(inputs, tuple) and len(inputs) > 1:
         raise BatchError(
@@ -105,7 +105,7 @@ def check_compiled_once(before: Sequence[Any], now: Sequence[Any]) -> None:
 
 
 def check_same_parts(before: Sequence[Any], now: Sequence[Any]) -> None:
-    """Raises ModelError if a model's variables or layers were exchanged: traced functions still use the old ones."""
+    """Raises ModelError if variables or layers were replaced or moved: traced functions still use the old ones."""
     if list(map(id, before)) != list(map(id, now)):
         raise ModelError(
             "Layers or variables of the model were added, removed or moved since it was wrapped, but its trainer still "
@@ -135,8 +135,8 @@ def check_precision(recipe: Recipe) -> None:
 def check_loss_scale(optimizer: Any) -> None:
     """Raises ModelError for an optimizer with a loss scale, which Lockstep does not apply on JAX and PyTorch."""
     # By class, not by the attribute `dynamic_scale`, which an optimizer has only once it is built.
-    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if scales or getattr(optimizer, "loss_scale_factor", None):
+    has_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if has_scale or getattr(optimizer, "loss_scale_factor", None):
         raise ModelError(
             f"The optimizer {type(optimizer).__name__} has a loss scale, which Lockstep does not support for Keras on "
             "JAX and PyTorch. Call keras.mixed_precision.set_global_policy('mixed_bfloat16') before you create the "
@@ -145,6 +145,7 @@ def check_loss_scale(optimizer: Any) -> None:
 
 
 def _has_own_loss(model: Any) -> bool:
+    """Returns whether the model's class defines compute_loss itself."""
     return type(model).compute_loss is not keras.Model.compute_loss
 
 

@@ -1,8 +1,8 @@
 """Names a Keras model's variables independently of other models in the process.
 
-Keras numbers the layers of a process: if a script's first model has the layers `dense`,
-`dense_1` and `dense_2`, the first layer of its second model is called `dense_3`. Here the
-numbers start at 0 in each model, so the same model has the same names in every process.
+Keras numbers the layers of a process: if a script's first model has the layers `dense`, `dense_1` and `dense_2`, the
+first layer of its second model is called `dense_3`. Here the numbers start at 0 in each model, so the same model has
+the same names in every process.
 """
 
 import re
@@ -19,12 +19,13 @@ def name_variables(model: Any, variables: Sequence[Any]) -> dict[str, Any]:
         base = automatic.get(part)
         if base is None:
             return part
-        known = numbers.setdefault(base, {})
-        index = known.setdefault(part, len(known))
+        indices = numbers.setdefault(base, {})
+        index = indices.setdefault(part, len(indices))
         return f"{base}_{index}" if index else base
 
     result: dict[str, Any] = {}
     for variable in variables:
+        # A path begins with the model's name, which Keras numbers, too, or with a layer's.
         first, *rest = variable.path.split("/")
         parts = rest if rest and first == model.name else [first, *rest]
         name = "/".join(map(rename, parts))

@@ -1,4 +1,4 @@
-"""TensorFlow: one process drives all of its devices; a shard reads variables and writes none."""
+"""TensorFlow: one process drives all of its devices, with models that are functions of tf.Variables."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The array functions of TensorFlow; only variables can be written to, not tensors."""
+"""Array functions for TensorFlow, whose tensors are immutable: only variables can be written to."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -14,8 +14,8 @@ from lockstep.backends.base import Recipe
 from lockstep.backends.change_detector import ChangeDetector
 from lockstep.backends.tensorflow import flat_vectors, loaders, settings, state
 from lockstep.backends.tensorflow.optimizer import OptimizerUpdate
-from lockstep.backends.tensorflow.program import ReplicaVariables, TrainingProgram
 from lockstep.backends.tensorflow.shard_pass import TensorflowShardRunner
+from lockstep.backends.tensorflow.training_program import ReplicaVariables, TrainingProgram
 from lockstep.core import host_vectors
 from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.batches import transform
@@ -45,7 +45,7 @@ class TensorflowBackend:
         self._shards = TensorflowShardRunner(program, devices, self._exact)
         self._layout: Layout | None = None
         self._layout_key: Any = None
-        self._last_scale = 1.0
+        self._last_loss_scale = 1.0  # of the last update, which multiplied the gradient
         self._writes = ChangeDetector(lambda: state.sum_bytes(self._name_variables()))
 
     def spread(self, devices: Sequence[str]) -> None:
@@ -55,15 +55,15 @@ class TensorflowBackend:
 
     def computing(self, work: Work) -> AbstractContextManager[None]:
         """Returns a context in which operations are deterministic; raises PlanError if threads cannot be set."""
-        for piece in work.shards.values():
+        for piece in work.shards.values():  # one shard is enough
             self._program.build(piece)
             break
-        return settings.computing(work, self._exact)
+        return settings.make_deterministic(work, self._exact)
 
     # -- one step
 
     def layout(self) -> Layout:
-        """Returns the layout of a partial sum, which changes when the script freezes or unfreezes a layer."""
+        """Returns the layout of a partial sum; another object after the script has frozen or unfrozen a layer."""
         trainable, statistics = self._program.trainable, self._program.statistics
         key = [*map(id, trainable.values()), *map(id, statistics.values())]
         if self._layout is None or key != self._layout_key:
@@ -83,16 +83,16 @@ class TensorflowBackend:
         """Computes the shards of all replicas in one call, then copies one shard after the other to the host."""
         self._prepare(work)
         layout, names = self.layout(), self._shards.names
-        vectors = {}
+        rows = {}
         for shard, computed in self._shards.compute_gradients(work, self._list_variables()):
-            self._keep_outputs(work, shard, computed.pair)
+            self._store_outputs(work, shard, computed.pair)
             check_loss(computed.sums, work.step, shard)
-            flags = [array is not None for array in computed.arrays]
-            vectors[shard] = pad(computed.sums, layout.num_sums, [*flags, *names.checks()])
+            is_present = [array is not None for array in computed.arrays]
+            rows[shard] = pad(computed.sums, layout.num_sums, [*is_present, *names.checks()])
             leaf = fold.get_buffer(shard)
             flat_vectors.write_arrays(leaf, layout, computed.arrays)
             fold.push(shard, leaf)
-        return fold.partial_sums(), ShardSums(lambda: vectors, names.check)
+        return fold.partial_sums(), ShardSums(lambda: rows, names.check)
 
     def add(self, left: PartialSum, right: PartialSum | None, out: PartialSum | None) -> PartialSum:
         """Returns left + right, added by numpy in one thread."""
@@ -105,14 +105,17 @@ class TensorflowBackend:
     def update(self, total: PartialSum, sums: Sums, work: Work) -> None:
         """Makes the optimizer's step on the script's own variables, and writes the averaged statistics."""
         layout = self.layout()
-        self._last_scale = self._optimizer_update.read_loss_scale()
-        flags = flat_vectors.read_flags(layout, sums)
-        if work.phases is Phases.UPDATE:  # the script may have given a gradient where no shard had one
-            flags = [
-                flag or bool(host_vectors.view(total, field).any())
-                for flag, field in zip(flags, layout.fields, strict=True)
+        # Before the update, which may change the scale for the next step.
+        self._last_loss_scale = self._optimizer_update.read_loss_scale()
+        present = flat_vectors.read_present(layout, sums)
+        if (
+            work.phases is Phases.UPDATE
+        ):  # the script may have given a gradient for a variable for which no shard had one
+            present = [
+                is_present or bool(host_vectors.view(total, field).any())
+                for is_present, field in zip(present, layout.fields, strict=True)
             ]
-        self._optimizer_update.apply(total, layout, flags)
+        self._optimizer_update.apply(total, layout, present)
         self._writes.accept()
 
     def averaged(self) -> list[AveragedArray]:
@@ -129,7 +132,7 @@ class TensorflowBackend:
         assert self._layout is not None
         fields = self._layout.fields[: len(self._program.trainable)]
         squares = [float(np.square(host_vectors.view(total, field), dtype=np.float64).sum()) for field in fields]
-        return math.sqrt(sum(squares)) / self._last_scale
+        return math.sqrt(sum(squares)) / self._last_loss_scale
 
     @property
     def columns(self) -> Sequence[Column]:
@@ -148,10 +151,11 @@ class TensorflowBackend:
         """Yields each shard's loss and metrics, computed in evaluation mode."""
         self._prepare(work)
         for shard, (sums, pair) in self._shards.evaluate(work, self._list_variables()):
-            self._keep_outputs(work, shard, pair)
+            self._store_outputs(work, shard, pair)
             yield shard, sums
 
-    def _keep_outputs(self, work: Work, shard: int, pair: Any) -> None:
+    def _store_outputs(self, work: Work, shard: int, pair: Any) -> None:
+        """Copies a shard's outputs and targets to the host, if metric objects need them."""
         if pair is not None:
             outputs, targets = tf.nest.map_structure(lambda each: _to_numpy(each) if tf.is_tensor(each) else each, pair)
             self.outputs.keep(work, shard, outputs, targets, work.count(shard))
@@ -179,22 +183,24 @@ class TensorflowBackend:
     # -- state
 
     def _name_model_variables(self) -> dict[str, Any]:
+        """Returns the variables of the script's model by their names in a state."""
         program = self._program
         variables = {**program.trainable, **program.statistics, **program.frozen}
         return {f"model.{name}": variable for name, variable in variables.items()}
 
     def _name_variables(self) -> dict[str, Any]:
-        own = self._optimizer_update.name_variables().items()
-        return self._name_model_variables() | {f"optimizer.{name}": variable for name, variable in own}
+        """Returns the variables of the script's model and optimizer by their names in a state."""
+        variables = self._optimizer_update.name_variables().items()
+        return self._name_model_variables() | {f"optimizer.{name}": variable for name, variable in variables}
 
     def state(self) -> State:
-        """Returns a copy of every variable of the script's model and optimizer."""
+        """Returns a copy of every variable of the script's model and optimizer, by name."""
         return dict(LazyState(self._name_variables(), state.to_array))
 
     def copies(self) -> Iterator[LazyState]:
-        """Yields each replica's state, as its next shard reads it; replicas share what no step changes."""
+        """Yields each replica's state, as its next shard reads it; replicas share variables that no step changes."""
         columns = zip(*(read.all for read in self._shards.variables.synchronize(self._list_variables())), strict=True)
-        copies = {id(column[0]): column for column in columns}
+        copies = {id(column[0]): column for column in columns}  # by the first replica's, the script's own variable
         variables = {name: _find_tf_variable(each) for name, each in self._name_variables().items()}
         for replica in range(len(self.devices)):
             read = {name: copies[id(own)][replica] if id(own) in copies else own for name, own in variables.items()}
@@ -244,10 +250,11 @@ class TensorflowBackend:
 
     def num_threads(self) -> int:
         """Returns the number of TensorFlow's intra-op threads."""
-        return settings.num_threads()
+        return settings.count_threads()
 
 
 def _call_criterion(criterion: Any, outputs: Any, targets: Any) -> float | None:
+    """Returns the loss of numpy outputs and targets; None if it is not a scalar."""
     value = criterion(*(transform(each, _to_tensor) for each in (outputs, targets)))
     return float(value) if tf.is_tensor(value) and not value.shape.rank else None
 

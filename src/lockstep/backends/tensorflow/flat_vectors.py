@@ -1,8 +1,7 @@
-"""The layout of a partial sum, which is stored in host memory and added by numpy in one thread.
+"""The layout of a partial sum, whose flat vectors are in host memory and are added by numpy in one thread.
 
-TensorFlow's own addition splits a vector over threads, and some of them flush denormal
-numbers to zero while the calling thread does not. Grappler would also reorder a tree of
-additions inside a graph; it does not see additions on the host.
+TensorFlow's own addition splits a vector over threads, some of which flush denormal numbers to zero while the calling
+thread does not. Inside a graph, Grappler would reorder a tree of additions; additions on the host are in no graph.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from lockstep.core.shard_sums import NUM_CHECKS
 from lockstep.core.types import PartialSum
 
 
-def find_sum_dtype(variable: Any) -> str:
+def choose_sum_dtype(variable: Any) -> str:
     """Returns the dtype in which gradients of this variable are added: float64, float32, or int64 for integers."""
     dtype = tf.as_dtype(variable.dtype)
     if not dtype.is_floating:
@@ -28,11 +27,12 @@ def find_sum_dtype(variable: Any) -> str:
 def build_layout(trainable: Mapping[str, Any], statistics: Mapping[str, Any], room: int) -> Layout:
     """Returns the layout of a partial sum: first the gradients, then the running statistics.
 
-    A shard's vector of sums also has a flag for each of these arrays, whether the shard computed it, and a checksum.
+    A shard's vector of sums also has an entry for each of these arrays, which says whether the shard has computed it,
+    and the checks of `ShardNames`.
     """
     return Layout.build(
-        [(name, find_sum_dtype(variable), tuple(variable.shape)) for name, variable in trainable.items()],
-        [(name, find_sum_dtype(variable), tuple(variable.shape)) for name, variable in statistics.items()],
+        [(name, choose_sum_dtype(variable), tuple(variable.shape)) for name, variable in trainable.items()],
+        [(name, choose_sum_dtype(variable), tuple(variable.shape)) for name, variable in statistics.items()],
         FIRST_METRIC + room + len(trainable) + len(statistics) + NUM_CHECKS,
     )
 
@@ -43,6 +43,6 @@ def write_arrays(leaf: PartialSum, layout: Layout, arrays: Sequence[Any]) -> Non
         host_vectors.view(leaf, field)[...] = 0 if array is None else array
 
 
-def read_flags(layout: Layout, sums: Sums) -> list[bool]:
+def read_present(layout: Layout, sums: Sums) -> list[bool]:
     """Returns for each array of a partial sum whether at least one shard has computed it."""
-    return [bool(flag) for flag in sums[-len(layout.fields) - NUM_CHECKS : -NUM_CHECKS]]
+    return [bool(count) for count in sums[-len(layout.fields) - NUM_CHECKS : -NUM_CHECKS]]

@@ -1,8 +1,8 @@
-"""A plain TensorFlow model, `(function, [tf.Variable, …])`, as a program of this backend.
+"""A plain TensorFlow model, `(function, [tf.Variable, …])`, as a `TrainingProgram`.
 
-The function may close over its variables or take them: a parameter called `params`,
-`variables` or `weights` gets the list. A parameter called `training` gets whether the step
-trains, and a parameter called `seed` gets the shard's seed for TensorFlow's stateless operations.
+The function may close over its variables or take them: a parameter called `params`, `variables` or `weights` gets the
+list. A parameter called `training` gets whether the step trains, and a parameter called `seed` gets the shard's seed
+for TensorFlow's stateless operations.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.backends.base import Recipe
 from lockstep.backends.tensorflow import array_ops, losses
-from lockstep.backends.tensorflow.program import ProgramResult, ReplicaVariables
+from lockstep.backends.tensorflow.training_program import ProgramResult, ReplicaVariables
 from lockstep.backends.tensorflow.unsupported import check_function, check_optimizer
 from lockstep.core.batch_entries import spread_inputs
 from lockstep.core.metrics import resolve
@@ -24,7 +24,7 @@ _VARIABLE_PARAMETERS = ("params", "variables", "weights")
 
 
 class FunctionProgram:
-    """A model that is a function of its variables, with a loss and metrics."""
+    """A model that is a function, with its variables, a loss, metrics and an optimizer."""
 
     num_seeds = 1
     trace_key = ()
@@ -33,7 +33,7 @@ class FunctionProgram:
         check_function(recipe)
         function, variables = recipe.model
         self.optimizer = check_optimizer(recipe.optimizer)
-        # The Python function below a tf.function: the traces of a tf.function hold the script's variables.
+        # Of a tf.function the Python function is called, because its traces contain the script's own variables.
         self._function = getattr(function, "python_function", function)
         self._variables = _name_variables(variables)
         self._parameters = list(inspect.signature(self._function).parameters)
@@ -88,7 +88,10 @@ class FunctionProgram:
 
     @contextmanager
     def _replace_handles(self, own: ReplicaVariables) -> Iterator[None]:
-        """Lets the script's variables read a replica's values inside the context, also in closures over them."""
+        """Makes the script's variables read a replica's values inside this context.
+
+        A closure refers to the variable objects, so the objects stay, and only the handles inside them are replaced.
+        """
         variables = list(self.trainable.values())
         handles = [variable._handle for variable in variables]
         try:

@@ -1,9 +1,8 @@
 """A source that reads a `tf.data.Dataset`, batched or not, in the controller.
 
-A dataset gives batches, or single examples that are put together into batches of the size
-asked for. The dataset decides the order. A dataset that reshuffles gives each of its
-iterators another order, so epoch k belongs to iterator k. To resume in the middle of a run,
-the iterators of earlier epochs are created and dropped.
+A dataset gives batches, or single examples, which are put together into batches of the size asked for. The dataset
+decides the order. A dataset that reshuffles gives each of its iterators another order, so iterator k is epoch k. To
+resume in the middle of a run, the iterators of earlier epochs are created and dropped.
 """
 
 from collections.abc import Iterator
@@ -28,7 +27,9 @@ def make_source(data: Any, batch_size: int) -> Any:
     return DatasetSource(data, batch_size) if isinstance(data, tf.data.Dataset) else None
 
 
-_num_iterators: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()  # of datasets that reshuffle
+# How many iterators of each dataset that reshuffles were created. A dataset can be read by several sources, one after
+# the other, and its order depends on all of its iterators.
+_num_iterators: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
 
 
 class DatasetSource:
@@ -44,7 +45,7 @@ class DatasetSource:
         self.batch_size: int | None = _find_batch_size(data)
         if self.batch_size is None:
             data, self.batch_size = data.batch(batch_size), batch_size
-        elif self.batch_size == 0:  # batches of a size that the dataset does not state
+        elif self.batch_size == 0:  # the dataset gives batches of an unknown size
             self.batch_size = None
         self._batches = data
         cardinality = int(data.cardinality())
@@ -61,6 +62,8 @@ class DatasetSource:
         """Drops iterators until the next iterator has this epoch's order; raises ExactError if none can have it."""
         created = _num_iterators.get(self._dataset, 0)
         seeded = all(map(_has_seed, self._shuffles))
+        # The first epoch may have any order. A later one needs iterator `index`, which cannot be created a second time,
+        # and without a seed the order of an earlier run cannot be repeated.
         if (index or start) and (created > index or (not seeded and (index > created or start))):
             why, instead = f"it was read {created} times already", "Create the dataset again for each fit"
             if not seeded:
@@ -70,7 +73,7 @@ class DatasetSource:
                 f"another order each time it is read, and {why}. {instead}, or lockstep.data."
             )
         for _ in range(index - created):
-            iter(self._batches)
+            iter(self._batches)  # creating it is enough to change the order of the next
         _num_iterators[self._dataset] = max(index, created) + 1
 
     def state(self) -> Any:
@@ -84,10 +87,10 @@ def _find_batch_size(data: Any) -> int | None:
     The shapes alone do not show the batch size: the first axis is unknown after `padded_batch` and, unless
     `drop_remainder` is set, after `batch`.
     """
-    batching = _find_batching_step(data)
+    batching = _find_batching(data)
     if batching:
         shapes = [spec.shape for spec in tf.nest.flatten(data.element_spec)]
-        size = getattr(batching, "_batch_size", None)
+        size = getattr(batching, "_batch_size", None)  # not every such class has it
         return (0 if size is None else int(size)) or shapes[0][0] or 0
     shapes = [spec.shape for spec in tf.nest.flatten(data.element_spec) if hasattr(spec, "shape")]
     if any(shape.rank is None for shape in shapes):
@@ -96,22 +99,23 @@ def _find_batch_size(data: Any) -> int | None:
             "examples. Use dataset.batch(n), or set the shapes in the dataset's map function."
         )
     if all(shape.rank and shape[0] is None for shape in shapes):
-        return 0  # the dataset reads batches from a generator
+        return 0  # batches of a generator: it gives the shape of a batch, whose first axis is unknown
     return None
 
 
+# Parts of the names of TensorFlow's classes of transformations that make batches.
 _BATCHING = ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset", "RaggedBatch", "_MapAndBatchDataset")
 
 
 def _list_steps(data: Any) -> Iterator[Any]:
-    """Yields the transformations of a dataset, such as map and batch, the last transformation first."""
+    """Yields the transformations of a dataset, such as map and batch, from the last to the first."""
     yield data
     for each in data._inputs():
         yield from _list_steps(each)
 
 
-def _find_batching_step(data: Any) -> Any:
-    """Returns the dataset's step that makes batches; None if no step does, or if a later step splits the batches."""
+def _find_batching(data: Any) -> Any:
+    """Returns the transformation that makes batches; None if there is none, or if a later one splits the batches."""
     for step in _list_steps(data):
         kind = type(step).__name__
         if any(name in kind for name in ("Unbatch", "FlatMap", "Interleave")):
@@ -122,6 +126,7 @@ def _find_batching_step(data: Any) -> Any:
 
 
 def _has_seed(shuffle: Any) -> bool:
+    """Returns whether a shuffle has a seed; both numbers are 0 if neither the script nor TensorFlow has set one."""
     return bool(shuffle._seed) or bool(shuffle._seed2)
 
 

@@ -16,14 +16,15 @@ from lockstep.core.target_kind import Labels
 from lockstep.core.weighing import Counted, Share, Term, Weighing
 from lockstep.errors import ModelError
 
-Call = Callable[[Any], Any]
+Call = Callable[[Any], Any]  # a model that takes all inputs as one argument
 
-_BINARY = ("BinaryCrossentropy", "BinaryFocalCrossentropy")  # names, because Keras may not be imported
+# Names and not classes, because Keras may not be imported.
+_BINARY = ("BinaryCrossentropy", "BinaryFocalCrossentropy")
 _LABEL_LOSSES = ("SparseCategoricalCrossentropy", "sparse_categorical_crossentropy")
 
 
 def call_program(model: Call, inputs: Any) -> Any:
-    """Calls a program's model, which takes all inputs as one argument."""
+    """Calls a model that takes all inputs as one argument."""
     return model(inputs)
 
 
@@ -46,7 +47,7 @@ def choose_term(loss: Any) -> Callable[[Call, Any, Share], Term]:
 
 
 def find_traits(loss: Any) -> LossTraits:
-    """Returns what named metrics need to know about the loss."""
+    """Returns the properties of the loss on which named metrics depend."""
     binary = type(loss).__name__ in _BINARY
     threshold = 0.5 if binary and not loss.get_config().get("from_logits") else 0.0
     return LossTraits(getattr(loss, "ignore_class", None), binary=binary, threshold=threshold)
@@ -54,8 +55,8 @@ def find_traits(loss: Any) -> LossTraits:
 
 def find_criterion(loss: Any) -> Callable[[Any, Any], Any] | None:
     """Returns the loss as a function of (outputs, targets); None if its reduction is known."""
-    known = isinstance(loss, Objective | str) or is_of_keras(loss) or getattr(loss, "reduction", None) == "sum"
-    return None if loss is None or known else _choose_criterion(loss).compute
+    is_known = isinstance(loss, Objective | str) or is_of_keras(loss) or getattr(loss, "reduction", None) == "sum"
+    return None if loss is None or is_known else _choose_criterion(loss).compute
 
 
 class TensorflowCriterion(Criterion):
@@ -88,7 +89,7 @@ class KerasCriterion(Criterion):
         return self.function(targets, outputs)
 
     def weigh(self, weighing: Weighing, outputs: Any, targets: Any, weights: Any, share: Share) -> Term:
-        """Returns the `Term` of Keras's loss, with the denominator of its mean if weights or a mask change that."""
+        """Returns the `Term` of a shard; with the loss's own denominator if weights or a mask change it."""
         value = self.function(targets, outputs, sample_weight=weights)
         if self.is_sum or (share.summed and weights is None):
             return weighing.sum(Sum(value), share)
@@ -99,6 +100,7 @@ class KerasCriterion(Criterion):
 
     def _find_denominator(self, outputs: Any, targets: Any, weights: Any) -> Counted | None:
         """Returns the number by which the loss's mean divides; None if it is the number of the loss's values."""
+        # Keras attaches the mask of `ignore_class` to the values, so they are computed a second time here.
         values = self.function.call(targets, tf.cast(outputs, self.function.dtype))
         mask = getattr(values, "_keras_mask", None)
         if self.function.reduction != "mean_with_sample_weight" or weights is None:
@@ -129,7 +131,8 @@ def _choose_criterion(loss: Any) -> Criterion:
             "The loss must be a Keras loss, a name, a function of (outputs, targets) or a lockstep.objective. "
             f"Got {loss!r}. Use for example loss='cross_entropy'."
         )
-    return _swap_arguments(loss) if getattr(loss, "__module__", "").startswith("keras.") else TensorflowCriterion(loss)
+    is_keras_function = getattr(loss, "__module__", "").startswith("keras.")
+    return _swap_arguments(loss) if is_keras_function else TensorflowCriterion(loss)
 
 
 def _find_named_criterion(name: str) -> Criterion:

@@ -1,10 +1,9 @@
-"""Computes the shards of every replica in one call into TensorFlow.
+"""Builds the function that computes the shards of every replica in one call into TensorFlow.
 
-A call costs Python about as much time as a layer costs TensorFlow, and the cores wait
-meanwhile. So a step makes one call, in which TensorFlow's executor runs the replicas in
-parallel and the shards of a replica one after the other. The function built here contains
-only calls of the shards' functions, and operations that split the rows for them. The calls
-are never inlined: TensorFlow optimizes a shard's graph alone, whatever else is in the call.
+A call costs Python about as much time as a layer costs TensorFlow, and the cores wait meanwhile. So a step makes one
+call, in which TensorFlow's executor runs the replicas in parallel and the shards of a replica one after the other. The
+function contains only calls of the shards' functions, and operations that split the rows for them. The calls are never
+inlined: TensorFlow optimizes a shard's graph alone, whatever else is in the call.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-NOT_INLINED = {"_noinline": True}  # the attribute of a function that is optimized alone
+NOT_INLINED = {"_noinline": True}  # the attributes of a function that TensorFlow must optimize alone
 
 
 class ReplicaCalls(NamedTuple):
@@ -45,7 +44,7 @@ def build_call(replicas: Sequence[ReplicaCalls], pieces: Sequence[Any], *rows: A
         for replica in replicas:
             before: list[Any] = []
             for function in replica.functions:
-                # Without the dependency the executor would run a replica's shards in parallel, too.
+                # Without this dependency the executor would run a replica's shards in parallel, too.
                 with replica.place(), tf.control_dependencies(before):
                     results.append(function(replica.variables, *given[len(results)]))
                 before = [each for each in tf.nest.flatten(results[-1]) if tf.is_tensor(each)]

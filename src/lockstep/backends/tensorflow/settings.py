@@ -1,8 +1,7 @@
 """TensorFlow's process-wide settings that can change bits: threads, determinism, versions.
 
-The thread count can only be set before TensorFlow is initialized, and creating a variable
-initializes TensorFlow. So Lockstep only compares the thread count with the thread count of
-the run, and saves it with the run.
+The thread count can only be set before TensorFlow is initialized, and creating a variable initializes TensorFlow. So
+Lockstep only compares the thread count with that of the run, and saves it with the run.
 """
 
 import os
@@ -19,13 +18,13 @@ from lockstep.errors import PlanError
 
 
 @cache
-def num_threads() -> int:
+def count_threads() -> int:
     """Returns the number of threads that share one operation; it cannot change, so it is read once."""
-    chosen: int = tf.config.threading.get_intra_op_parallelism_threads()
-    return chosen or len(os.sched_getaffinity(0))
+    setting: int = tf.config.threading.get_intra_op_parallelism_threads()
+    return setting or len(os.sched_getaffinity(0))  # 0: one thread per core
 
 
-def uses_onednn() -> bool:
+def is_onednn_enabled() -> bool:
     """Returns whether TensorFlow computes with oneDNN in this process."""
     return bool(_pywrap_util_port.IsMklEnabled())
 
@@ -35,8 +34,8 @@ def read_versions(device: str) -> dict[str, str]:
     versions = {
         "tensorflow": tf.__version__,
         "keras": tf.keras.__version__,
-        "TensorFlow's intra-op threads": str(num_threads()),
-        "oneDNN": "on" if uses_onednn() else "off",  # TF_ENABLE_ONEDNN_OPTS, when TensorFlow was imported
+        "TensorFlow's intra-op threads": str(count_threads()),
+        "oneDNN": "on" if is_onednn_enabled() else "off",  # TF_ENABLE_ONEDNN_OPTS decided it at the import
     }
     if not device.startswith("cpu"):
         gpu = tf.config.list_physical_devices("GPU")[int(device.partition(":")[2] or 0)]
@@ -47,7 +46,7 @@ def read_versions(device: str) -> dict[str, str]:
 
 
 @contextmanager
-def computing(work: Work, exact: bool) -> Iterator[None]:
+def make_deterministic(work: Work, exact: bool) -> Iterator[None]:
     """Makes operations deterministic inside this context if `exact`; restores the script's setting afterwards."""
     if not exact:
         yield
@@ -64,7 +63,8 @@ def computing(work: Work, exact: bool) -> Iterator[None]:
 
 def _check_threads(work: Work) -> None:
     """Raises PlanError if the run was given a thread count that differs from TensorFlow's."""
-    current = num_threads()
+    current = count_threads()
+    # The second number is what a run records if the script has given no threads.
     if work.threads not in (current, max(1, current // work.num_shards)):
         raise PlanError(
             "TensorFlow's thread count can only be set before TensorFlow is initialized, and creating a model "

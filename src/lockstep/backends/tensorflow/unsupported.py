@@ -1,4 +1,4 @@
-"""Checks that raise an error for what this backend cannot train, with what to write instead."""
+"""Checks that raise an error for models and optimizers that this backend cannot train, with what to write instead."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ _STATEFUL_RANDOM_OPS = {
     *("StatefulUniform", "StatefulUniformFullInt", "StatefulUniformInt", "StatefulStandardNormalV2"),
     *("StatefulTruncatedNormal", "StatefulRandomBinomial"),
 }
-_WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
+_WRITE_OPS = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
 _STATELESS_EXAMPLE = "def net(x, seed): ... tf.nn.experimental.stateless_dropout(x, 0.5, seed=seed)"
 
 
@@ -57,7 +57,7 @@ def check_optimizer(optimizer: Any) -> Any:
 def check_graph(graph: Any, exact: bool) -> None:
     """Raises an error if a shard writes to variables, or uses a stateful random number generator."""
     for kind in _list_operations(graph):
-        if kind.startswith(_WRITES):
+        if kind.startswith(_WRITE_OPS):
             raise ModelError(
                 f"The model's function writes to a variable ({kind}), but shards run in parallel, and only the "
                 "optimizer's step may write. Return the value instead, or use a Keras model, whose running statistics "

@@ -1,8 +1,8 @@
-"""Keras on JAX: a compiled model and its optimizer as a model and an optimizer of the JAX backend.
+"""Keras on JAX: a compiled model and its optimizer as a model and an optimizer for the JAX backend.
 
-JAX's arrays never change; a write to a Keras variable replaces its array. So the JAX backend
-treats a Keras model like an nnx module: it computes with its own arrays, assigns them to the
-script's variables after each step, and takes over the arrays that the script has assigned.
+JAX's arrays are immutable; a write to a Keras variable replaces its array. So the JAX backend treats a Keras model like
+an nnx module: it computes with its own arrays, assigns them to the script's variables after each step, and reads the
+arrays that the script has assigned.
 """
 
 from collections.abc import Sequence

@@ -10,11 +10,11 @@ import numpy as np
 
 from lockstep.backends.base import Recipe
 from lockstep.backends.jax import JaxBackend
-from lockstep.backends.jax.vector_fields import VectorFields
+from lockstep.backends.jax.flat_vectors import VectorFields
 from lockstep.backends.keras import loaders
 from lockstep.backends.keras.on_jax.model import KerasJaxModel
 from lockstep.backends.keras.on_jax.optimizer import KerasJaxOptimizer
-from lockstep.backends.keras.on_jax.shard_pass import KerasShards
+from lockstep.backends.keras.on_jax.shard_pass import KerasShardPasses
 from lockstep.backends.keras.stateless_model import CompiledModel, split_batch
 from lockstep.backends.keras.unsupported import RESTORING, check_built
 from lockstep.backends.keras_optimizer_state import RATE
@@ -25,7 +25,7 @@ from lockstep.core.shard_sums import CUSTOM_SUMS, ShardSums
 from lockstep.core.tree import Span
 from lockstep.core.types import Array, LazyState, PartialSum, State, Work
 
-_RATE = f"optimizer.{RATE}"
+_RATE = f"optimizer.{RATE}"  # the learning rate among the optimizer's variables
 
 
 class KerasOnJax(JaxBackend):
@@ -38,31 +38,32 @@ class KerasOnJax(JaxBackend):
         model, optimizer = KerasJaxModel(compiled), KerasJaxOptimizer(compiled)
         super().__init__(replace(recipe, model=model, optimizer=optimizer, loss=compiled.objective, metrics=()), names)
         if compiled.objective is None:
-            self._runner.passes = KerasShards(model, compiled)
+            self._runner.passes = KerasShardPasses(model, compiled)
         self.versions = {**self.versions, "keras": keras.__version__}
 
     def partial_sums(self, work: Work, fold: Fold) -> tuple[Mapping[Span, PartialSum], ShardSums]:
-        """Lets Keras build losses and metrics, because a traced function needs them; then starts each shard."""
+        """Builds losses and metrics, which traced functions need to exist, and then starts every shard."""
         self._prepare(work)
         return super().partial_sums(work, fold)
 
     @property
     def criterion(self) -> Criterion | None:
         """The compiled loss as a function of (outputs, targets); None if its reduction is known."""
-        found = self._compiled.criterion
-        return None if found is None else partial(self._compute_loss, found)
+        criterion = self._compiled.criterion
+        return None if criterion is None else partial(self._compute_loss, criterion)
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Yields each shard's loss and metrics, computed in evaluation mode."""
-        self._start(self._inputs)
+        self._create_variables(self._find_inputs)
         self._prepare(work)
         yield from super().evaluate(work)
 
     def _prepare(self, work: Work) -> None:
+        """Lets Keras build losses and metrics from one shard of the batch."""
         self._compiled.prepare(next(iter(work.shards.values())))
 
-    def _inputs(self, piece: Any) -> Any:
-        return super()._inputs(piece) if self._compiled.objective is not None else split_batch(piece)[0]
+    def _find_inputs(self, piece: Any) -> Any:
+        return super()._find_inputs(piece) if self._compiled.objective is not None else split_batch(piece)[0]
 
     @property
     def _fields(self) -> VectorFields:
@@ -80,8 +81,9 @@ class KerasOnJax(JaxBackend):
     def load(self, state: Mapping[str, Array]) -> None:
         """Writes a state into the variables; raises ModelError if the variables do not exist yet."""
         check_built(self._compiled.model, RESTORING)
-        own = next(super().copies())
-        super().load({**state, **{name: own[name] for name in own if name == _RATE}})
+        # A saved state has no learning rate, but the optimizer state needs one: the present rate.
+        present = next(super().copies())
+        super().load({**state, **{name: present[name] for name in present if name == _RATE}})
 
     def waits_for_batch(self) -> bool:
         """Returns whether the model or its optimizer has no variables yet, because the first batch creates them."""

@@ -1,4 +1,4 @@
-"""A Keras model as a model of the JAX backend, with trained and untrained variables."""
+"""A Keras model with the JAX backend's interface of models, `backends/jax/models.py`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from lockstep.errors import ModelError
 class KerasJaxModel:
     """A Keras model's variables by name: trainable variables as `params`, all other variables as `rest`."""
 
-    home = "model"
-    donated = False  # updates must not reuse the memory of the arrays, which the script's variables contain, too
+    params_prefix = "model"
+    may_donate = False  # updates must not reuse the memory of the arrays, which the script's variables contain, too
     mode_flags: ModuleModes | None = None
 
     def __init__(self, compiled: CompiledModel) -> None:
@@ -27,9 +27,10 @@ class KerasJaxModel:
         self._others: dict[str, Any] = {}
         self._published: list[Any] = []
         if compiled.model.built:
-            self._read()
+            self._read_variables()
 
-    def _read(self) -> None:
+    def _read_variables(self) -> None:
+        """Reads the arrays in the script's variables."""
         compiled = self._compiled
         self._trainable, self._others = compiled.trainable, {**compiled.statistics, **compiled.frozen}
         self.params = {name: variable.value for name, variable in self._trainable.items()}
@@ -40,10 +41,10 @@ class KerasJaxModel:
         """Returns the model with these variables, and with seeds that follow from a shard's own key."""
         return BoundKerasModel(self._compiled, params, rest, key, training)
 
-    def start(self, inputs: Any, key: Any) -> None:
+    def create_variables(self, inputs: Any, key: Any) -> None:
         """Creates the variables of a model that is not built yet, from the first batch's inputs."""
         self._compiled.build(jax.tree.map(np.asarray, inputs))
-        self._read()
+        self._read_variables()
 
     def publish(self, params: Any, rest: Any) -> None:
         """Assigns the arrays to the script's variables."""
@@ -53,33 +54,35 @@ class KerasJaxModel:
                 variable._direct_assign(values[name])
         self._published = self.list_arrays()
 
-    def take_changes(self) -> bool:
-        """Returns whether the script has assigned an array to a variable; if so, reads all variables again."""
+    def read_changes(self) -> bool:
+        """Reads all variables again if the script has assigned an array to one; returns whether it has."""
         if all(one is other for one, other in zip(self.list_arrays(), self._published, strict=True)):
             return False
-        self._read()
+        self._read_variables()
         return True
 
     def list_arrays(self) -> list[Any]:
         """Returns the arrays in the script's variables."""
         return [variable.value for variable in (*self._trainable.values(), *self._others.values())]
 
-    def signature(self) -> Any:
+    def read_trace_key(self) -> Any:
         """Returns what a traced function contains as constants; raises ModelError if other layers are trainable now."""
         self._compiled.refresh()
         if self.params is not None and list(self._compiled.trainable) != list(self._trainable):
+            (changed, *_) = sorted(self._compiled.trainable.keys() ^ self._trainable.keys())
             raise ModelError(
-                "Layers were frozen or unfrozen since the model was wrapped, but on JAX the trainer still trains the "
-                "layers that were trainable then. Call lockstep.wrap(model) again after you change `trainable`."
+                f"The variable {changed!r} was frozen or unfrozen after lockstep.wrap, but on JAX the trainer still "
+                "trains the variables that were trainable then. Call lockstep.wrap(model) again after you change "
+                "`trainable`."
             )
         constants = keras_optimizer_state.read_constants(self._compiled.model.optimizer)
         return (*constants.items(), *self._compiled.trace_key)
 
-    def controls(self) -> Any:
-        """Returns None, because a Keras model has no attributes that other processes need."""
+    def read_attributes(self) -> Any:
+        """Returns None, because other processes need no attributes of a Keras model."""
 
-    def turn(self, controls: Any) -> None:
-        """Does nothing, because `controls` returns None."""
+    def write_attributes(self, attributes: Any) -> None:
+        """Does nothing, because `read_attributes` returns None."""
 
 
 class BoundKerasModel:
@@ -103,11 +106,12 @@ class BoundKerasModel:
         self._update_statistics(result.statistics)
         return result
 
-    def others(self) -> Any:
-        """Returns the non-trainable variables, such as running statistics, as all calls so far have left them."""
+    def read_rest(self) -> Any:
+        """Returns the untrained variables, such as running statistics, after all calls so far."""
         return self._rest
 
     def _list_values(self) -> VariableValues:
+        """Returns the values with which the next call computes."""
         trainable = [self._params[name] for name in self._compiled.trainable]
         statistics = [self._rest[name] for name in self._compiled.statistics]
         return VariableValues(trainable, statistics, self._seeds, [self._rest[name] for name in self._compiled.frozen])

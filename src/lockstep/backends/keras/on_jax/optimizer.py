@@ -1,4 +1,4 @@
-"""A Keras optimizer as an optimizer of the JAX backend."""
+"""A Keras optimizer with the interface of the JAX backend's optimizers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from lockstep.backends.keras_optimizer_state import RATE
 class KerasJaxOptimizer(Optimizer):
     """A Keras optimizer, whose state is its variables by name."""
 
-    donated = False  # updates must not reuse the memory of the arrays, which the script's optimizer contains, too
+    may_donate = False  # updates must not reuse the memory of the arrays, which the script's optimizer contains, too
 
     def __init__(self, compiled: CompiledModel) -> None:
         self._compiled = compiled
@@ -23,20 +23,21 @@ class KerasJaxOptimizer(Optimizer):
         self.state: Any = None
         self._published: list[Any] = []
         if self._optimizer.built:
-            self.start(None)
+            self.create_state(None)
 
     def compute_step(self, gradients: Any, state: Any, params: Any, loss: Any) -> tuple[Any, Any]:
         """Returns the parameters and the optimizer state after Keras's own update; called in a traced function."""
-        trainable, own = self._compiled.trainable, self._name_variables()
+        trainable, state_variables = self._compiled.trainable, self._name_variables()
         mapping = [(variable, params[name]) for name, variable in trainable.items()]
-        mapping += [(variable, state[name]) for name, variable in own.items()]
+        mapping += [(variable, state[name]) for name, variable in state_variables.items()]
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self._optimizer.apply([gradients[name] for name in trainable], list(trainable.values()))
         return tuple(  # type: ignore[return-value]  # it has two entries
-            {name: scope.get_current_value(variable) for name, variable in part.items()} for part in (trainable, own)
+            {name: scope.get_current_value(variable) for name, variable in part.items()}
+            for part in (trainable, state_variables)
         )
 
-    def start(self, params: Any) -> None:
+    def create_state(self, params: Any) -> None:
         """Reads the optimizer's variables, which Keras has created, unless they were read before."""
         if self.state is None:
             self.state = {name: variable.value for name, variable in self._name_variables().items()}
@@ -49,14 +50,14 @@ class KerasJaxOptimizer(Optimizer):
             variable._direct_assign(state[name])
         self._published = self._read_arrays()
 
-    def take_changes(self) -> bool:
-        """Returns whether the script has assigned an array to a variable; if so, reads all variables again."""
+    def read_changes(self) -> bool:
+        """Reads all variables again if the script has assigned an array to one; returns whether it has."""
         if self.state is None:
             return False
         if all(one is other for one, other in zip(self._read_arrays(), self._published, strict=True)):
             return False
         self.state = None
-        self.start(None)
+        self.create_state(None)
         return True
 
     def list_arrays(self) -> list[Any]:
@@ -66,18 +67,18 @@ class KerasJaxOptimizer(Optimizer):
         named = keras_optimizer_state.name_variables(self._optimizer, self._compiled.weights)
         return [variable.value for variable in named.values()]
 
-    def numbers(self) -> list[dict[str, Any]]:
+    def read_hyperparams(self) -> list[dict[str, Any]]:
         """Returns the optimizer's hyperparameters as a list of one group."""
         return keras_optimizer_state.read_hyperparameters(self._optimizer)
 
-    def defer_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> None:
+    def defer_hyperparams(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Writes hyperparameters into the Keras optimizer, whose variables need not exist yet."""
-        keras_optimizer_state.write_hyperparameters(self._optimizer, numbers)
+        keras_optimizer_state.write_hyperparameters(self._optimizer, groups)
 
-    def with_numbers(self, numbers: Sequence[Mapping[str, Any]]) -> Any:
+    def replace_hyperparams(self, groups: Sequence[Mapping[str, Any]]) -> Any:
         """Writes hyperparameters into the Keras optimizer, and returns the optimizer state with the new values."""
-        self.defer_numbers(numbers)
-        self.take_changes()
+        self.defer_hyperparams(groups)
+        self.read_changes()
         return self.state
 
     def _name_variables(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Computes a compiled model's loss and metrics in the JAX backend."""
+"""Builds the JAX functions that compute one shard with a compiled Keras model's loss and metrics."""
 
 from typing import Any
 
@@ -16,15 +16,15 @@ from lockstep.core.shard_sums import list_loss_parts
 from lockstep.core.weighing import Share, Term
 
 
-class KerasShards(ShardPasses):
-    """Computes the compiled loss and metrics of each shard."""
+class KerasShardPasses(ShardPasses):
+    """Builds the functions that compute one shard with the compiled loss and metrics."""
 
     def __init__(self, model: KerasJaxModel, compiled: CompiledModel) -> None:
         super().__init__(model, None, [], None)
         self._compiled = compiled
-        self._term = self._weigh
+        self._weigh_loss = self._weigh_compiled_loss
 
-    def _weigh(self, model: Any, batch: Any, share: Share) -> Term:
+    def _weigh_compiled_loss(self, model: Any, batch: Any, share: Share) -> Term:
         """Returns the `Term` of the compiled loss, with the metrics' variables as its `outputs`."""
         result = model.compute(batch)
         share = share._replace(summed=share.summed and split_batch(batch)[2] is None)
@@ -37,6 +37,6 @@ class KerasShards(ShardPasses):
         head = [jnp.asarray(value) for value, _ in list_loss_parts(term)]
         flat = [jnp.ravel(jax.lax.stop_gradient(each)).astype(array_ops.wide()) for each in (*head, *term.outputs)]
         info.divided = not (isinstance(term.divided, float) and term.divided == 0.0)
-        info.columns = self._compiled.metrics.columns()
+        info.columns = self._compiled.metrics.list_columns()
         info.scales = np.array([term.times, *[1.0] * (sum(each.size for each in flat) - 1)])
         return jnp.concatenate(flat), None

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.backends.jax.flat_vectors import VectorFields
 from lockstep.backends.jax.shard_inputs import ShardBatch
 from lockstep.backends.jax.shard_pass import TraceInfo
-from lockstep.backends.jax.vector_fields import VectorFields
 from lockstep.core.metrics import Column, Sums
 from lockstep.core.outputs import ShardOutputs
 from lockstep.core.shard_sums import NUM_CHECKS, ShardNames, check_loss, pad
@@ -23,7 +23,7 @@ class StartedShard(NamedTuple):
     """A shard whose program was started, with its sums, and its outputs and targets if metrics need them."""
 
     batch: ShardBatch
-    values: tuple[Any, Any]
+    values: tuple[Any, Any]  # the sums, and (outputs, targets) or None
     info: TraceInfo
 
 
@@ -40,21 +40,21 @@ class SumsReader:
         return self._names.columns
 
     def begin(self) -> None:
-        """Starts a new command, which may have other metrics."""
+        """Drops the names of the previous command's metrics, because the next command may have other metrics."""
         self._names.begin()
 
     def read_shard(self, work: Work, started: StartedShard) -> NDArray[np.float64]:
         """Waits for a shard's sums and returns them in float64; stores the shard's outputs if metrics need them."""
-        sums, pair = started.values
-        if pair is not None and self._outputs is not None:
-            outputs, targets = pair
+        sums, outputs_and_targets = started.values
+        if outputs_and_targets is not None and self._outputs is not None:
+            outputs, targets = outputs_and_targets
             self._outputs.keep(work, started.batch.shard, outputs, targets, started.batch.examples)
         self._names.add(started.info.columns)
         return np.asarray(sums, np.float64) * started.info.scales
 
     def read_step(self, work: Work, fields: VectorFields, shards: Sequence[StartedShard]) -> dict[int, Sums]:
         """Returns every shard's sums, padded to the layout's length; raises an error if a loss is not finite."""
-        for each in shards:
+        for each in shards:  # all copies are started before the first is waited for
             each.values[0].copy_to_host_async()
         rows = {}
         for each in sorted(shards, key=lambda started: started.batch.shard):
@@ -67,9 +67,9 @@ class SumsReader:
         """Raises ModelError if shards of any process differ in their metrics or in the variables they changed."""
         self._names.check(sums)
         counts = _read_counts(sums, fields)
-        some = (counts != 0) & (counts != sums[-1])
-        if some.any():
-            index = int(some.argmax())
+        in_some = (counts != 0) & (counts != sums[-1])  # the last entry is the number of shards
+        if in_some.any():
+            index = int(in_some.argmax())
             raise ModelError(
                 f"The model's variable {fields.names[index]!r} changed in {int(counts[index])} of {int(sums[-1])} "
                 "shards, but a variable must change in every shard or in none. Write to it in every call of the "
@@ -77,10 +77,11 @@ class SumsReader:
             )
 
 
-def find_changed(sums: Sums, fields: VectorFields) -> tuple[bool, ...]:
+def read_changed(sums: Sums, fields: VectorFields) -> tuple[bool, ...]:
     """Returns for each untrained variable of the model whether the shards of a step changed it."""
     return tuple(bool(count) for count in _read_counts(sums, fields))
 
 
 def _read_counts(sums: Sums, fields: VectorFields) -> Sums:
+    """Returns for each untrained variable in how many shards it changed; the counts stand before the checks."""
     return sums[-NUM_CHECKS - len(fields.names) : -NUM_CHECKS]

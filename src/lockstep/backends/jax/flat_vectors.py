@@ -1,4 +1,4 @@
-"""Where the gradients and the model's untrained variables are in the vectors of a partial sum."""
+"""The flat vectors of a partial sum: where gradients and untrained variables are in them, written and read with XLA."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from lockstep.core.shard_sums import NUM_CHECKS
 from lockstep.errors import ModelError
 
 barrier: Any = jax.lax.optimization_barrier
-_FUSED_OPERANDS = 8  # XLA's CPU compiler only fuses concatenations of at most this many operands
+_MAX_FUSED_OPERANDS = 8  # XLA's CPU compiler fuses concatenations of at most this many operands
 
 
 def choose_sum_dtype(dtype: Any) -> str:
@@ -26,7 +26,7 @@ def choose_sum_dtype(dtype: Any) -> str:
 
 
 def join(parts: Sequence[tuple[int, Any]], length: int) -> Any:
-    """Returns one vector of this length with the (offset, vector) parts, in order of offset, and zeros between them.
+    """Returns one vector of this length with the (offset, vector) parts, which are in order, and zeros between them.
 
     On a CPU, XLA copies the operands of a long concatenation one by one. It compiles a short concatenation to one loop
     per operand, all as long as the longest operand, and masks the accesses past the end of a shorter operand. With
@@ -42,47 +42,55 @@ def join(parts: Sequence[tuple[int, Any]], length: int) -> Any:
 
     def write(*pieces: Any) -> Any:
         # Without the barrier the first write would become a pad, which masks accesses, too.
-        whole = barrier(jnp.zeros(length, pieces[0].dtype))
+        vector = barrier(jnp.zeros(length, pieces[0].dtype))
         start = 0
         for piece in pieces:
-            whole = jax.lax.dynamic_update_slice(whole, piece, (start,))
+            vector = jax.lax.dynamic_update_slice(vector, piece, (start,))
             start += piece.size
-        return whole
+        return vector
 
     def concatenate(*pieces: Any) -> Any:
         return jnp.concatenate(pieces)
 
-    cpu = write if len(pieces) <= _FUSED_OPERANDS else concatenate
+    cpu = write if len(pieces) <= _MAX_FUSED_OPERANDS else concatenate
     return jax.lax.platform_dependent(*pieces, cpu=cpu, default=concatenate)
 
 
 def find_changed(before: Any, after: Any) -> tuple[bool, ...]:
-    """Returns for every untrained variable whether the model has replaced it; works while tracing."""
-    old, new = jax.tree.leaves(before), jax.tree.leaves(after)
+    """Returns for every untrained variable whether the model has replaced its array; called while tracing.
+
+    Raises ModelError if a variable was added or removed, or has another shape or kind of numbers.
+    """
     structure: Any = jax.tree.structure
     if structure(before) != structure(after):
+        different = sorted(named_pytrees.name_leaves(before).keys() ^ named_pytrees.name_leaves(after).keys())
+        change = f"added or removed the variable {different[0]!r}" if different else "changed a container of variables"
         raise ModelError(
-            "The model's call has added or removed variables. Create all variables when you create the model."
+            f"The model's call has {change}. Create all variables when you create the model, and return them in the "
+            "containers in which the call gets them."
         )
-    for one, other in zip(old, new, strict=True):
+    names, old, new = named_pytrees.name_leaves(before), jax.tree.leaves(before), jax.tree.leaves(after)
+    for name, one, other in zip(names, old, new, strict=True):
         if one.shape != other.shape:
             raise ModelError(
-                f"The model's call changed the shape of a variable from {tuple(one.shape)} to {tuple(other.shape)}. "
-                "Write an array of the variable's own shape."
+                f"The model's call changed the shape of the variable {name!r} from {tuple(one.shape)} to "
+                f"{tuple(other.shape)}. Write an array of the variable's own shape."
             )
-        if _kind(one) != _kind(other):  # integers come from shard 0, floats are averaged over all
+        if _find_kind(one) != _find_kind(other):  # integers come from shard 0, floats are averaged over all shards
             raise ModelError(
-                f"The model's call changed the type of a variable from {one.dtype} to {other.dtype}. Create the "
-                f"variable as {other.dtype}, or cast the array to {one.dtype} before you write it."
+                f"The model's call changed the type of the variable {name!r} from {one.dtype} to {other.dtype}. Create "
+                f"the variable as {other.dtype}, or cast the array to {one.dtype} before you write it."
             )
+    # By identity: a traced value that the model has not replaced is the same object.
     return tuple(one is not other for one, other in zip(old, new, strict=True))
 
 
 class VectorFields:
-    """The layout of a partial sum for one model: first the gradients, then the untrained variables."""
+    """The fields of the vectors for one model: first the gradients, then the untrained variables that are averaged."""
 
     def __init__(self, params: Any, rest: Any, room: int) -> None:
-        params, rest = jax.tree.map(_describe, (params, rest))  # without the arrays, whose memory a step may donate
+        # Only shapes and dtypes are stored, because a step may donate the memory of the arrays.
+        params, rest = jax.tree.map(_describe, (params, rest))
         self._params = params
         self._rest = jax.tree.leaves(rest)
         self._averaged = [index for index, leaf in enumerate(self._rest) if _is_averaged(leaf)]
@@ -107,9 +115,9 @@ class VectorFields:
         integers of shard 0 (`first`), for which all other shards have zeros.
         """
         values = [leaf.reshape(-1) for leaf in jax.tree.leaves(gradients)]
-        kept = jax.tree.leaves(others)
+        variables = jax.tree.leaves(others)
         for index, field in zip(self._averaged, self._others, strict=True):
-            value = kept[index].reshape(-1)
+            value = variables[index].reshape(-1)
             if not differs[index]:
                 value = jnp.zeros(field.size, field.dtype)
             elif jnp.issubdtype(value.dtype, jnp.floating):
@@ -129,21 +137,21 @@ class VectorFields:
         leaves = []
         for field, leaf in zip(self._gradients, jax.tree.leaves(self._params), strict=True):
             value = _read_field(vectors, field)
-            if divisor is not None:  # XLA multiplies by the reciprocal of a scalar
+            if divisor is not None:  # as a vector behind a barrier: XLA would multiply by the reciprocal of a scalar
                 value = value / barrier(jnp.full_like(value, divisor))
             leaves.append(value.astype(leaf.dtype))
         return named_pytrees.replace_leaves(self._params, leaves)
 
     def replace_changed(self, rest: Any, others: Any, differs: tuple[bool, ...]) -> Any:
         """Returns the untrained variables after a step of one shard; unchanged variables keep their arrays."""
-        leaves, fresh = jax.tree.leaves(rest), jax.tree.leaves(others)
+        leaves, new = jax.tree.leaves(rest), jax.tree.leaves(others)
         for index in self._averaged:
             if differs[index]:
-                leaves[index] = fresh[index].astype(leaves[index].dtype)
+                leaves[index] = new[index].astype(leaves[index].dtype)
         return named_pytrees.replace_leaves(rest, leaves)
 
     def read_others(self, vectors: Mapping[str, Any], rest: Any, differs: tuple[bool, ...]) -> Any:
-        """Returns the untrained variables; variables that have changed get their averages from the vectors."""
+        """Returns the untrained variables; those that `differs` marks get their averages from the vectors."""
         leaves = jax.tree.leaves(rest)
         for index, field in zip(self._averaged, self._others, strict=True):
             if differs[index]:
@@ -156,7 +164,7 @@ def read_floats(rest: Any, changed: Iterable[bool], writable: bool) -> list[Aver
     return [
         AveragedArray(f"rest.{name}", name, np.asarray(leaf), writable)
         for (name, leaf), differs in zip(named_pytrees.name_leaves(rest).items(), changed, strict=True)
-        if differs and _kind(leaf) == "real"
+        if differs and _find_kind(leaf) == "real"
     ]
 
 
@@ -172,7 +180,7 @@ def check_trained(trained: Mapping[str, Any]) -> None:
             )
 
 
-def _kind(leaf: Any) -> str:
+def _find_kind(leaf: Any) -> str:
     """Returns whether an array is "real", "complex" or "integer", or has random "keys"."""
     if named_pytrees.is_key(leaf):
         return "keys"
@@ -188,7 +196,7 @@ def _describe(leaf: Any) -> Any:
 
 def _is_averaged(leaf: Any) -> bool:
     """Returns whether shards add this variable in the tree; they do not for random keys and complex numbers."""
-    return _kind(leaf) in ("real", "integer")
+    return _find_kind(leaf) in ("real", "integer")
 
 
 def _read_field(vectors: Mapping[str, Any], field: Field) -> Any:
@@ -203,6 +211,7 @@ def _to_sum_dtype(value: Any, dtype: str) -> Any:
 
 
 def _from_sum_dtype(value: Any, dtype: Any) -> Any:
+    """Returns a sum in the variable's own dtype; undoes `_to_sum_dtype`."""
     if dtype in (jnp.uint32, jnp.uint64):
         return jax.lax.bitcast_convert_type(value, dtype)
     return value.astype(dtype)

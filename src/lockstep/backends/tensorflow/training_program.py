@@ -1,7 +1,7 @@
-"""The protocol of the programs that this backend trains: pure functions of variables, a shard's batch, and seeds.
+"""The protocol of what this backend trains: a model with its loss and metrics, as a function of variables.
 
-A program never writes to a variable. It returns the running statistics that a shard
-computes. One program serves every replica, because it gets the variables as arguments.
+A program never writes to a variable. It returns the running statistics that a shard computes. One program is used for
+every replica, because it gets the variables as arguments.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,7 +30,7 @@ class ProgramResult(NamedTuple):
     term: Term
     parts: Sequence[Summand]
     columns: Sequence[Column]
-    statistics: Sequence[Any]  # after this shard; the variable itself if the shard did not change it
+    statistics: Sequence[Any]  # after this shard; the variable itself for a statistic that the shard did not change
     pair: Any = None  # outputs and targets, if metric objects need them
 
 
@@ -50,7 +50,7 @@ class TrainingProgram(Protocol):
 
     @property
     def trainable(self) -> Mapping[str, Any]:
-        """The script's variables that the next update may change, by name."""
+        """The script's variables that the next update may change with a gradient, by name."""
 
     @property
     def statistics(self) -> Mapping[str, Any]:
@@ -65,7 +65,7 @@ class TrainingProgram(Protocol):
         """The loss as a function of (outputs, targets); None if its reduction is known."""
 
     def build(self, piece: Any) -> None:
-        """Gets a shard's batch, or its inputs alone, to create missing variables; called before variables are read."""
+        """Creates missing variables from a shard's batch or its inputs alone; called before variables are read."""
 
     def prepare(self, batch: Any) -> None:
         """Builds losses and metrics for batches of this form; called before a shard is computed."""

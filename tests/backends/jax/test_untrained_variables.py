@@ -75,9 +75,8 @@ class Fractional(Net):
 )
 def test_a_variable_that_changes_its_kind_of_numbers_is_refused(shards, start, step, came, was):
     trainer = lockstep.wrap(Fractional(start, step), optax.sgd(0.1), LOSS, shards=shards)
-    with pytest.raises(
-        ModelError, match=f"changed the type of a variable from {was} to {came}. Create the variable as {came}"
-    ):
+    message = f"changed the type of the variable 'seen' from {was} to {came}. Create the variable as {came}"
+    with pytest.raises(ModelError, match=message):
         trainer.step((X, Y))
 
 
@@ -196,7 +195,7 @@ def test_a_variable_with_several_arrays_is_refused(value):
     model = Net()
     model.several = nnx.Param(value)
     with pytest.raises(
-        ModelError, match=rf"'several' holds a {type(value).__name__}, but a variable must hold one array"
+        ModelError, match=rf"'several' contains a {type(value).__name__}, but a variable must contain one array"
     ):
         lockstep.wrap(model, optax.sgd(0.1), LOSS, shards=4)
 

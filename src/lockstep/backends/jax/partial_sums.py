@@ -1,6 +1,6 @@
-"""Partial sums on the devices: one for each shard of a step, and their sum, which one executable computes.
+"""Partial sums on the devices: one for each shard of a step (leaves of the tree), and the sum over all shards.
 
-`add` and `divide` compute with XLA even if the partial sums are in host memory: numpy treats denormal numbers
+`add` and `divide` compute with XLA even if the partial sums are in host memory, because numpy treats denormal numbers
 differently.
 """
 
@@ -19,10 +19,12 @@ from lockstep.core.types import PartialSum
 
 @dataclass(frozen=True)
 class Leaves:
-    """The partial sums of a step's single shards; in a round every device computes at most one shard."""
+    """The partial sums of a step's single shards, by round: in a round every device computes at most one shard."""
 
-    rounds: list[list[Any]] = field(default_factory=list)  # by round and row of a device: vectors, or None
-    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # the round and row of each shard
+    rounds: list[list[Any]] = field(
+        default_factory=list
+    )  # rounds[index][row]: vectors on the device of the row, or None
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # the (index, row) of each shard
 
     def get(self, shard: int) -> PartialSum:
         """Returns the vectors of one shard, on the device that computes them."""
@@ -78,26 +80,28 @@ class DeviceVector:
         return DeviceVector(self.total, self.dtype, part.stop)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Waits for the elements and returns them in numpy, the gradient divided by the divisor."""
+        """Waits for the elements and returns them in numpy, with the gradient divided by the divisor."""
         vector = self.total.vectors[self.dtype].addressable_data(0)
         values = np.array(vector, dtype)
         if self.total.divisor != 1.0:
-            end = self.total.layout.divided.get(self.dtype, 0)
+            end = self.total.layout.divided.get(self.dtype, 0)  # the gradients come first; averages are not divided
             values[:end] = divide(values[:end], self.total.divisor, vector.device)
         return values[: self.stop]
 
 
 def add(left: Any, right: Any, device: Any) -> Any:
-    """Returns left + right: JAX arrays on their own device, without waiting; numpy arrays on `device`, as numpy."""
+    """Returns left + right: JAX arrays, added on their own device, or numpy arrays, added on `device`."""
     return _add(left, right) if isinstance(left, jax.Array) else _run(_add, left, right, device)
 
 
 def divide(vector: Any, by: float, device: Any) -> Any:
     """Returns a numpy vector divided by a number, computed on `device`."""
-    return _run(_divide, vector, np.full_like(vector, by), device)  # XLA multiplies by the reciprocal of a scalar
+    # A vector of divisors, because XLA would multiply by the reciprocal of a scalar, which rounds differently.
+    return _run(_divide, vector, np.full_like(vector, by), device)
 
 
 def _run(operation: Any, left: Any, right: Any, device: Any) -> Any:
+    """Computes on `device` from copies of numpy arrays; returns numpy."""
     return np.asarray(operation(*jax.device_put((left, right), device, may_alias=False)))
 
 

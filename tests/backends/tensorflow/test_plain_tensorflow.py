@@ -152,6 +152,12 @@ def test_a_dataset_with_elements_of_unknown_rank_is_refused():
         loaders.make_source(data, 8)
 
 
+def test_a_dataset_of_ragged_tensors_is_refused():
+    data = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1.0], [2.0, 3.0]])).batch(2)
+    with pytest.raises(BatchError, match=r"has a RaggedTensor, but Lockstep only splits dense arrays\. Use"):
+        next(loaders.make_source(data, 2).epoch(0))
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_an_error_names_its_shard_and_leaves_the_state(devices):
     w, b = variables()
@@ -217,7 +223,7 @@ def test_replicas_on_other_devices_have_the_script_s_values(monkeypatch):
     def compute_leaves():
         pieces = {0: {0: (X[:10], Y[:10])}, 1: {1: (X[:10], Y[:10])}}
         task = Work(pieces, 20, 2, tf.config.threading.get_intra_op_parallelism_threads() or 1, 0, 0)
-        with settings.computing(task, exact=False):
+        with settings.make_deterministic(task, exact=False):
             layout = backend.layout()
             fold = Fold(
                 Plan.even(2, range(2)),
@@ -274,8 +280,8 @@ def test_the_versions_of_a_cpu():
     assert found == {
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
-        "TensorFlow's intra-op threads": str(settings.num_threads()),
-        "oneDNN": "on" if settings.uses_onednn() else "off",
+        "TensorFlow's intra-op threads": str(settings.count_threads()),
+        "oneDNN": "on" if settings.is_onednn_enabled() else "off",
     }
 
 

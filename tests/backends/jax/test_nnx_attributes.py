@@ -8,7 +8,7 @@ from flax import nnx
 
 import lockstep
 from backends.kits import jax as kit
-from lockstep.backends.jax.attributes import NnxAttributes
+from lockstep.backends.jax.nnx_attributes import NnxAttributes
 from lockstep.errors import ModelError, StateError
 
 assert kit.module  # has made the CPU devices

@@ -1,9 +1,8 @@
 """Pickles models and layers without a configuration by their attributes.
 
-Many scripts' layers take no `**kwargs` and define no `get_config`, so Keras cannot create
-them from a configuration. A worker gets such a model as it is in the script: every layer
-with its attributes, every variable with its value, and the trackers with which Keras finds
-layers and variables.
+The layers of many scripts take no `**kwargs` and define no `get_config`, so Keras cannot create them from a
+configuration. A worker gets such a model as it is in the script: every layer with its attributes, every variable with
+its value, and the trackers with which Keras finds layers and variables.
 """
 
 import inspect
@@ -18,7 +17,7 @@ from keras.src.utils import python_utils, tracking
 from lockstep.backends import pickling
 from lockstep.backends.keras import custom_objects
 
-# What `compile` sets in a model; the worker compiles it again.
+# What `compile` sets in a model: reset to these values or removed, because the worker compiles the model again.
 _UNCOMPILED = {"compiled": False, "loss": None, "_compile_loss": None, "_compile_metrics": None, "_loss_tracker": None}
 _COMPILED = {"optimizer", "history", "_compile_config", "_compiled_trainable_state"}
 _COMPILED |= {f"{phase}_function" for phase in ("train", "test", "predict")}
@@ -39,17 +38,17 @@ def has_configuration(layer: Any) -> bool:
 
 
 class ModelAttributes:
-    """The attributes of a model's parts, in the order in which the pickler finds the parts.
+    """The attributes of a model's parts (layers, tensors, nodes), in the order in which the pickler finds the parts.
 
-    A layer refers to the layers around it. If a part were pickled with its attributes, the recursion would be as
-    deep as the model. So a part is pickled without them, and this list of all attributes is pickled last.
+    A layer refers to the layers around it. If a part were pickled with its attributes, the recursion would be as deep
+    as the model. So a part is pickled without them, and this list of all attributes is pickled last.
     """
 
     def __init__(self) -> None:
         self._parts: list[Any] = []
         self._num_written = 0
 
-    def reductions(self) -> dict[type, pickling.Reduction]:
+    def list_reductions(self) -> dict[type, pickling.Reduction]:
         """Returns the function that pickles each kind of part; the first entry that fits an object is used."""
         return {
             keras.Layer: self._reduce_part,
@@ -66,7 +65,7 @@ class ModelAttributes:
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns a list of (part, attributes), which grows while it is pickled."""
+        """Returns how to pickle this object: as a list of (part, attributes), which grows while it is pickled."""
         return list, (), None, self._iterate()
 
     def check_complete(self) -> None:
@@ -74,6 +73,7 @@ class ModelAttributes:
         assert self._num_written == len(self._parts)
 
     def _iterate(self) -> Iterator[tuple[Any, dict[str, Any]] | None]:
+        """Yields every part with its attributes, and None while no part waits."""
         num_idle = 0
         # The pickler takes the next entry before it pickles the previous entry, in which it may find further parts. So
         # None follows the last part until that part's entry must have been pickled.
@@ -87,11 +87,12 @@ class ModelAttributes:
                 yield part, _read_attributes(part)
 
     def _reduce_part(self, part: Any) -> tuple[Any, ...]:
+        """Pickles a part without its attributes; called once for each part, because pickle remembers objects."""
         self._parts.append(part)
-        return _new_part, (type(part),)
+        return _create_part, (type(part),)
 
 
-def restore(entries: Iterable[tuple[Any, dict[str, Any]] | None]) -> None:
+def restore_attributes(entries: Iterable[tuple[Any, dict[str, Any]] | None]) -> None:
     """Sets the attributes of every unpickled part."""
     parts = [each for each in entries if each is not None]
     for part, attributes in parts:
@@ -104,20 +105,22 @@ def restore(entries: Iterable[tuple[Any, dict[str, Any]] | None]) -> None:
 
 
 def _read_attributes(part: Any) -> dict[str, Any]:
-    found = {name: value for name, value in vars(part).items() if name not in _WRAPPED or not _is_wrapper(value, part)}
-    if "_torch_params" in found.get("_modules", ()):  # PyTorch's list of the variables, which Keras creates on demand
-        found["_modules"] = {name: each for name, each in found["_modules"].items() if name != "_torch_params"}
+    """Returns the attributes of a part without those that the worker's own part gets in another way."""
+    result = {name: value for name, value in vars(part).items() if name not in _WRAPPED or not _is_wrapper(value, part)}
+    if "_torch_params" in result.get("_modules", ()):  # PyTorch's list of the variables, which Keras creates on demand
+        result["_modules"] = {name: each for name, each in result["_modules"].items() if name != "_torch_params"}
     if isinstance(part, keras.Model):
-        found = {name: value for name, value in found.items() if name not in _COMPILED} | _UNCOMPILED
-    return found
+        result = {name: value for name, value in result.items() if name not in _COMPILED} | _UNCOMPILED
+    return result
 
 
 def _is_wrapper(method: Any, layer: Any) -> bool:
+    """Returns whether this is Keras's wrapper around a method of the layer's own class."""
     return getattr(getattr(method, "__wrapped__", None), "__self__", None) is layer
 
 
-def _new_part(kind: Any) -> Any:
-    """Returns a part without attributes except the methods that Keras wraps; does not call its class's `__new__`."""
+def _create_part(kind: Any) -> Any:
+    """Creates a part with no attributes but the methods that Keras wraps; does not call its class's own `__new__`."""
     return keras.Layer.__new__(kind) if issubclass(kind, keras.Layer) else object.__new__(kind)
 
 
@@ -128,17 +131,20 @@ def _reduce_variable(variable: Any) -> tuple[Any, ...]:
 
 
 def _set_variable(variable: Any, state: tuple[dict[str, Any], Any]) -> None:
+    """Sets the attributes of an unpickled variable, and creates its value on the worker's device."""
     attributes, value = state
     vars(variable).update(attributes)
     variable._initialize(value)
 
 
 def _reduce_tracked(value: Any) -> tuple[Any, ...]:
+    """Pickles one of Keras's containers that track layers and variables: its items, then its tracker."""
     items = list(value.items()) if isinstance(value, dict) else list(value)
-    return _new_tracked, (type(value),), (items, value.tracker), None, None, _fill_tracked
+    return _create_tracked, (type(value),), (items, value.tracker), None, None, _fill_tracked
 
 
-def _new_tracked(kind: Any) -> Any:
+def _create_tracked(kind: Any) -> Any:
+    """Creates an empty container without a tracker."""
     return kind()
 
 
