@@ -71,7 +71,7 @@ def train_without_lockstep(batch_size, lr):
     net = resnet18(num_classes=10)
     falling = optax.inject_hyperparams(optax.sgd)(learning_rate=lr)
     sgd = nnx.Optimizer(net, falling, wrt=nnx.Param)
-    (x, y), (x_test, y_test) = train_data, test_data
+    x, y, x_test, y_test = (jax.numpy.asarray(part) for part in (*train_data, *test_data))
     start = time.perf_counter()
     for epoch in range(int(num_epochs)):
         sgd.opt_state.hyperparams["learning_rate"][...] = lr * (1 - epoch / int(num_epochs))
@@ -81,7 +81,7 @@ def train_without_lockstep(batch_size, lr):
     jax.block_until_ready(nnx.state(net))
     seconds = time.perf_counter() - start
     net.eval()
-    parts = np.split(x_test, range(batch_size, len(x_test), batch_size))
+    parts = [x_test[at : at + batch_size] for at in range(0, len(x_test), batch_size)]
     accuracy = (np.concatenate([nnx.jit(net)(part) for part in parts]).argmax(1) == y_test).mean()
     print(f"without Lockstep: {accuracy:.2f}, {seconds / int(num_epochs):.1f} sec/epoch, {seconds:.1f} sec in total")
 
@@ -111,7 +111,9 @@ def train(num_devices, batch_size, lr):
 
 
 train_data, test_data = (examples(*part) for part in fashion_mnist())
-train_without_lockstep(batch_size=256, lr=0.1)
+kind, index = all_devices[0].split(":")
+with jax.default_device(jax.devices(kind)[int(index)]):
+    train_without_lockstep(batch_size=256, lr=0.1)
 train(num_devices=1, batch_size=256, lr=0.1)
 train(num_devices=2, batch_size=512, lr=0.2)
 for num_devices in (4, 8):

@@ -87,11 +87,10 @@ def train_without_lockstep(batch_size, lr):
         return state.apply_gradients(grads=gradients, **changed)
 
     @jax.jit
-    def count_correct(state, x, y):
-        outputs = ResNet18(training=False).apply({"params": state.params, "batch_stats": state.batch_stats}, x)
-        return (outputs.argmax(1) == y).sum()
+    def predict(state, x):
+        return ResNet18(training=False).apply({"params": state.params, "batch_stats": state.batch_stats}, x)
 
-    (x, y), (x_test, y_test) = train_data, test_data
+    x, y, x_test, y_test = (jax.numpy.asarray(part) for part in (*train_data, *test_data))
     state = create_state(ResNet18(num_classes=10), optax.inject_hyperparams(optax.sgd)(learning_rate=lr))
     start = time.perf_counter()
     for epoch in range(int(num_epochs)):
@@ -101,8 +100,8 @@ def train_without_lockstep(batch_size, lr):
             state = step(state, x[rows], y[rows])
     jax.block_until_ready(state)
     seconds = time.perf_counter() - start
-    batches = [slice(first, first + batch_size) for first in range(0, len(x_test), batch_size)]
-    accuracy = sum(int(count_correct(state, x_test[rows], y_test[rows])) for rows in batches) / len(x_test)
+    parts = [x_test[at : at + batch_size] for at in range(0, len(x_test), batch_size)]
+    accuracy = (np.concatenate([predict(state, part) for part in parts]).argmax(1) == y_test).mean()
     print(f"without Lockstep: {accuracy:.2f}, {seconds / int(num_epochs):.1f} sec/epoch, {seconds:.1f} sec in total")
 
 
@@ -131,7 +130,9 @@ def train(num_devices, batch_size, lr):
 
 
 train_data, test_data = (examples(*part) for part in fashion_mnist())
-train_without_lockstep(batch_size=256, lr=0.1)
+kind, index = all_devices[0].split(":")
+with jax.default_device(jax.devices(kind)[int(index)]):
+    train_without_lockstep(batch_size=256, lr=0.1)
 train(num_devices=1, batch_size=256, lr=0.1)
 train(num_devices=2, batch_size=512, lr=0.2)
 for num_devices in (4, 8):

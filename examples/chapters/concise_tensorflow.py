@@ -54,12 +54,14 @@ def examples(x, y):
 
 def train_without_lockstep(batch_size, lr):
     """The baseline: Keras's own loop, on one device."""
-    net = resnet18(num_classes=10)
+    with keras.device(all_devices[0]):
+        net = resnet18(num_classes=10)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     net.compile(keras.optimizers.SGD(lr), loss, metrics=["accuracy"])
     falling = keras.callbacks.LearningRateScheduler(lambda epoch: lr * (1 - epoch / int(num_epochs)))
     start = time.perf_counter()
-    net.fit(*train_data, batch_size, int(num_epochs), verbose=0, callbacks=[falling])
+    with keras.device(all_devices[0]):
+        net.fit(*train_data, batch_size, int(num_epochs), verbose=0, callbacks=[falling])
     seconds = time.perf_counter() - start
     _, accuracy = net.evaluate(*test_data, batch_size, verbose=0)
     print(f"without Lockstep: {accuracy:.2f}, {seconds / int(num_epochs):.1f} sec/epoch, {seconds:.1f} sec in total")

@@ -1,5 +1,6 @@
 """The chapters run, at a reduced size, as a user starts them; and those of the four frameworks read alike."""
 
+import ast
 import os
 import re
 import subprocess
@@ -113,6 +114,33 @@ def body(chapter, framework, function):
     text = (CHAPTERS / f"{chapter}_{framework}.py").read_text(encoding="utf-8").replace(framework, "…")
     text = re.sub(r'copies\(".*?"\)|weight\.data\[.*?\]', "", text)
     return [line.strip() for line in text[text.index(f"def {function}(") :].split("\n\n\n")[0].splitlines()]
+
+
+def count_lines(script, *functions):
+    """The number of lines of a script's functions that are not blank."""
+    path = CHAPTERS / f"{script}.py"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    spans = [
+        (node.lineno - 1 - len(node.decorator_list), node.end_lineno)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef) and node.name in functions
+    ]
+    return sum(bool(line.strip()) for span in spans for line in text.splitlines()[slice(*span)])
+
+
+@pytest.mark.parametrize("name", CONCISE)
+def test_the_numbers_of_lines_are_those_of_the_readme(name):
+    functions = ("gradient", "update", "accuracy", "host", "train_batch", "train")
+    by_hand = count_lines(f"from_scratch_{name}", *functions) or ""
+    counts = [by_hand, *(count_lines(f"concise_{name}", each) for each in ("train", "train_without_lockstep"))]
+    row = "JAX with flax.linen" if name == "jax_linen" else re.search(r"in (\w+)", first_line(name))[1]
+    lines = (CHAPTERS / "README.md").read_text(encoding="utf-8").splitlines()
+    assert f"| {row} | {' | '.join(map(str, counts))} |".replace("|  |", "| |") in lines
+
+
+def first_line(name):
+    text = (CHAPTERS / f"concise_{name}.py").read_text(encoding="utf-8")
+    return text.splitlines()[0].split(", ", 1)[1]
 
 
 def test_the_page_says_what_the_logs_say():
