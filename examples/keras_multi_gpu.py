@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import lockstep
-from lockstep.datasets import fashion_mnist
+from lockstep.datasets import fashion_mnist  # or mnist, the data of the guide
 
 
 def get_compiled_model():
@@ -36,7 +36,8 @@ def get_dataset(batch_size=64, num_val_samples=10_000):
 
 def run_training(epochs):
     trainer = lockstep.wrap(get_compiled_model())  # on every GPU of this machine; restarts from the newest checkpoint
-    trainer.fit(train, epochs=epochs, validation_data=val, checkpoint="keras-ckpt")
+    save = keras.callbacks.ModelCheckpoint("ckpt-{epoch}.keras")  # for Keras; what exactly goes on is in checkpoint=
+    trainer.fit(train, epochs=epochs, validation_data=val, callbacks=[save], checkpoint="keras-ckpt")
     return trainer
 
 

@@ -35,7 +35,7 @@ def test_every_snippet_of_every_page_has_a_test():
         "docs/gradients.md": 1,
         "docs/input.md": 1,
         "docs/jax.md": 1,
-        "docs/keras.md": 1,
+        "docs/keras.md": 2,
         "docs/mxnet.md": 1,
         "docs/new-backend.md": 4,  # see tests/docs/test_new_backend.py
         "docs/own-loop.md": 2,
@@ -51,6 +51,7 @@ def test_every_snippet_of_every_page_has_a_test():
         ("README.md", 0, "train.py"),
         ("docs/jax.md", 0, "train_jax.py"),
         ("docs/keras.md", 0, "train_keras.py"),
+        ("docs/keras.md", 1, "keras_files.py"),
         ("docs/mxnet.md", 0, "train_mxnet.py"),
         ("docs/checkpoints.md", 1, "keras_guide.py"),
         ("docs/own-loop.md", 0, "own_loop.py"),

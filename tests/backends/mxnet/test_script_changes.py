@@ -127,6 +127,26 @@ def test_a_trainer_with_some_of_the_parameters_on_any_number_of_contexts(layer):
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("initialized_on", [CONTEXTS[:2], CONTEXTS[:1], CONTEXTS])
+def test_a_block_initialized_on_several_contexts_before_its_shapes_are_known(initialized_on):
+    """The first batch decides the shapes; the bits depend on the contexts neither of the script nor of the trainer."""
+    found = set()
+    for context, devices in ((initialized_on, 2), (initialized_on, 1), ([mx.cpu(0)], 1)):
+        mx.random.seed(0)
+        block = nn.Sequential()
+        block.add(nn.Dense(8, activation="relu"), nn.BatchNorm(), nn.Dense(10))
+        block.initialize(init=mx.init.Normal(sigma=0.01), ctx=context)
+        with pytest.raises(gluon.parameter.DeferredInitializationError):
+            block[0].weight.data()
+        with wrapped(block, devices=devices) as trainer:
+            outputs = trainer(nd.array(X)).asnumpy().tobytes()
+            trainer.step(BATCH)
+            copies = {copy.data.tobytes() for copy in trainer.copies("model.0.weight")}
+            assert len(copies) == 1
+            found.add((outputs, *copies, trainer.digest()))
+    assert len(found) == 1
+
+
 def test_the_block_is_an_ordinary_one_between_the_steps(tmp_path):
     """On one context, with gradients of its own; the mean of three equal copies would not be the copy."""
     block = net()
