@@ -38,7 +38,7 @@ def test_every_snippet_of_every_page_has_a_test():
         "docs/keras.md": 1,
         "docs/mxnet.md": 1,
         "docs/new-backend.md": 4,  # see tests/docs/test_new_backend.py
-        "docs/own-loop.md": 2,
+        "docs/own-loop.md": 3,
         "docs/report.md": 1,
         "docs/several-optimizers.md": 1,
         "docs/verify.md": 1,
@@ -55,6 +55,7 @@ def test_every_snippet_of_every_page_has_a_test():
         ("docs/checkpoints.md", 1, "keras_guide.py"),
         ("docs/own-loop.md", 0, "own_loop.py"),
         ("docs/own-loop.md", 1, "objective.py"),
+        ("docs/own-loop.md", 2, "word_language_model.py"),
     ],
 )
 def test_a_page_prints_lines_of_an_example(page, index, example):

@@ -37,8 +37,27 @@ sgd = torch.optim.SGD(net.parameters(), 1e-3)
 with lockstep.wrap(net, sgd, total, devices=1, shards=8, threads=1) as trainer:  # the first process probes it
     sums = trainer.fit((x, y), batch_size=61, verbose=0).history["loss"][0].hex()
     summed = trainer.digest()
+
+
+@lockstep.objective
+def recur(net, batch):
+    hidden = torch.tanh(net(batch["x"]) + batch["hidden"])
+    return lockstep.Carried(nn.functional.cross_entropy(hidden, batch["y"]), hidden)
+
+net = nn.Linear(11, 4)
+sgd = torch.optim.SGD(net.parameters(), 0.1)
+with lockstep.wrap(net, sgd, recur, devices=1, shards=8, threads=1) as trainer:
+    states = []
+    for size in (3, 61, 1):  # with 3 examples the second process has none, nor in its first batch
+        hidden = torch.zeros(size, 4)
+        for _ in range(2):
+            hidden = trainer.step({"x": x[:size], "y": y[:size], "hidden": hidden}, verbose=0).carried
+        assert hidden.shape == (size, 4)
+        states.append(hidden.sum().item().hex())
+    carried = trainer.digest()
+values = digest, history.history["val_loss"][-1].hex(), rows, sums, summed, *states, carried
 if index == 0:
-    print("result", len(trainer.devices), digest, history.history["val_loss"][-1].hex(), rows, sums, summed)
+    print("result", len(trainer.devices), *values)
 """
 
 HEAD = """
