@@ -15,7 +15,7 @@ from integration.run_script import free_port, running, together
 pytestmark = pytest.mark.timeout(120)
 
 TORCH = """
-import os, torch, lockstep
+import os, threading, torch, lockstep
 from torch import nn
 
 index = int(os.environ.get("RANK", 0))
@@ -27,6 +27,7 @@ def total(outputs, targets):
 
 torch.manual_seed(index)  # every process starts elsewhere: the first one's state counts
 net = nn.Sequential(nn.Linear(11, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(0.3), nn.Linear(9, 4))
+net.guard = threading.Lock()  # no pickle takes it: under torchrun none is made
 optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
 with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), metrics=["accuracy"], devices=1, shards=8) as trainer:
     history = trainer.fit((x, y), epochs=2, batch_size=61, validation_data=(x, y))
