@@ -20,7 +20,7 @@ from lockstep.callbacks import (
 from lockstep.checkpoint import Checkpoint, load_arrays
 from lockstep.collectives import allreduce, replicate, split
 from lockstep.core.metrics import Metric
-from lockstep.core.objective import Sum, objective
+from lockstep.core.objective import Carried, Sum, objective
 from lockstep.errors import LockstepError
 from lockstep.trainer import Trainer
 from lockstep.wrap import wrap
@@ -29,6 +29,7 @@ __all__ = [
     "EMA",
     "CSVLogger",
     "Callback",
+    "Carried",
     "Checkpoint",
     "EarlyStopping",
     "History",

@@ -1,9 +1,9 @@
 """Metric objects: which they are, what they get, and their state in a checkpoint."""
 
 import re
+import weakref
 from collections import Counter, OrderedDict, deque
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +12,8 @@ from lockstep.core import object_state, outputs
 from lockstep.core.metric_kinds import is_metric_object, merge, split
 from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.metrics import Metric
-from lockstep.core.outputs import ShardOutputs, join_shards
+from lockstep.core.outputs import CollectedOutputs, Outputs, ShardOutputs, join_shards
+from lockstep.core.types import Work
 from lockstep.errors import BatchError, ModelError, StateError
 from metric_object_samples import Auroc, MacroF1
 
@@ -82,7 +83,7 @@ def passes(*metrics, names=None):
 
 
 def batch(*values):
-    return {shard: (np.array(each, float), np.zeros(len(each))) for shard, each in enumerate(values)}
+    return {shard: Outputs(np.array(each, float), np.zeros(len(each))) for shard, each in enumerate(values)}
 
 
 @pytest.fixture
@@ -180,7 +181,10 @@ def test_the_script_s_object_stays_as_it_is_and_passes_do_not_meet(nothing):
 
 
 def test_shards_are_joined_in_order_also_in_nests():
-    shards = {10: ({"a": np.full(1, 3.0)}, np.array([3])), 2: ({"a": np.array([1.0, 2.0])}, np.array([1, 2]))}
+    shards = {
+        10: Outputs({"a": np.full(1, 3.0)}, np.array([3])),
+        2: Outputs({"a": np.array([1.0, 2.0])}, np.array([1, 2])),
+    }
     found, targets = join_shards(shards)
     assert found["a"].tolist() == [1.0, 2.0, 3.0]
     assert targets.tolist() == [1, 2, 3]
@@ -276,46 +280,70 @@ def test_an_object_that_cannot_be_copied_or_reset():
 
 
 def work(num_examples):
-    return SimpleNamespace(num_examples=num_examples)
+    return Work({}, num_examples, 2, 1, 0, 0)
 
 
 def test_outputs_of_a_failed_step_are_dropped():
     kept = ShardOutputs(True, np.asarray)
-    kept.keep(work(4), 0, np.ones(2), np.ones(2), 2)
-    again = work(4)
-    kept.keep(again, 1, [np.zeros(2)], np.zeros(2), 2)
+    first, again = work(4), work(4)
+    kept.keep(first, 0, Outputs(np.ones(2), np.ones(2)), 2)
+    kept.keep(again, 1, Outputs([np.zeros(2)], np.zeros(2)), 2)
     found = kept.read()
     assert list(found) == [1]
-    assert found[1][0][0].tolist() == [0, 0]
+    assert found[1].outputs[0].tolist() == [0, 0]
 
 
-def test_outputs_are_not_kept_without_metric_objects():
-    kept = ShardOutputs(False, np.asarray)
-    kept.keep(None, 0, None, None, 1)
-    assert kept.read() == {}
+def test_a_batch_is_not_kept_with_its_outputs():
+    kept, one = ShardOutputs(True, np.asarray), work(4)
+    reference = weakref.ref(one)
+    kept.keep(one, 0, Outputs(np.ones(2), np.ones(2)), 2)
+    del one
+    assert reference() is None
+    assert list(kept.read()) == [0]
+
+
+def test_a_shard_without_metric_objects_or_state_has_nothing():
+    kept, one = ShardOutputs(False, np.asarray), work(4)
+    kept.keep(one, 0, Outputs(), 1)
+    assert kept.read() == {0: Outputs()}
+    assert CollectedOutputs(kept.read(), 1).uncarried == [0]
 
 
 def test_a_loss_without_outputs_is_refused():
     with pytest.raises(ModelError, match=r"but this loss is an objective of \(model, batch\).* Use a loss of \(o"):
-        ShardOutputs(True, np.asarray).keep(work(1), 0, None, None, 1)
+        ShardOutputs(True, np.asarray).keep(work(1), 0, Outputs(), 1)
 
 
 def test_outputs_too_large_to_gather():
     rows = np.broadcast_to(np.float64(0), (2, outputs.LIMIT // 32))  # a shard of half the limit
     kept = ShardOutputs(True, np.asarray)
-    kept.keep(work(3), 0, rows, np.zeros(2, "int8"), 2)
+    kept.keep(work(3), 0, Outputs(rows, np.zeros(2, "int8")), 2)
     with pytest.raises(
         BatchError, match=r"of this batch of 4 examples have 264 MiB .* at most 256 MiB per batch\. .*lockstep.Met"
     ):
-        kept.keep(work(4), 0, rows, np.zeros((2, 2**18)), 2)
+        kept.keep(work(4), 0, Outputs(rows, np.zeros((2, 2**18))), 2)
+
+
+def test_carried_state_of_a_lost_worker_is_refused():
+    found = CollectedOutputs({0: Outputs(carried=np.ones(2)), 2: Outputs(carried=np.ones(2))}, 4)
+    assert found.lost == [1, 3]
+    with pytest.raises(StateError, match=r"lacks shard 1, 3: a worker ended .* Restore the last checkpoint, or start"):
+        found.join_carried()
+
+
+def test_carried_states_that_cannot_be_joined():
+    found = CollectedOutputs({0: Outputs(carried=np.ones((2, 3))), 1: Outputs(carried=np.ones((2, 4)))}, 2)
+    message = r"cannot be concatenated: .* They are ndarray\(2, 3\) and ndarray\(2, 4\)\. Return the same structure"
+    with pytest.raises(ModelError, match=message):
+        found.join_carried()
 
 
 def test_outputs_that_cannot_be_joined():
     message = "cannot be concatenated .*: .*Return arrays with one row per example, .* or use a lockstep.Metric"
     with pytest.raises(ModelError, match=message):
-        join_shards({0: (np.zeros((2, 3)), np.zeros(2)), 1: (np.zeros((2, 4)), np.zeros(2))})
+        join_shards({0: Outputs(np.zeros((2, 3)), np.zeros(2)), 1: Outputs(np.zeros((2, 4)), np.zeros(2))})
     with pytest.raises(ModelError, match=message):
-        join_shards({0: (np.zeros(2), ["a", "b"])})
+        join_shards({0: Outputs(np.zeros(2), ["a", "b"])})
 
 
 # -- a state in a checkpoint
@@ -395,7 +423,7 @@ def test_an_invalid_state_is_refused(nest):
 
 def test_the_state_of_other_objects_is_refused(nothing):
     one = passes(Auroc(), names=["auroc"])
-    one.update({0: (np.eye(2), np.array([0, 1]))}, nothing)
+    one.update({0: Outputs(np.eye(2), np.array([0, 1]))}, nothing)
     other = passes(Auroc(), names=["other"])
     with pytest.raises(StateError, match=r"with the metric objects \['auroc'\], and this run has \['other'"):
         other.load_state(one.state(), True, nothing)
@@ -404,5 +432,5 @@ def test_the_state_of_other_objects_is_refused(nothing):
     other.load_state(None, False, nothing)
     again = passes(Auroc(), names=["auroc"])
     again.load_state(one.state(), True, nothing)
-    again.update({0: (np.eye(2), np.array([1, 0]))}, nothing)
+    again.update({0: Outputs(np.eye(2), np.array([1, 0]))}, nothing)
     assert again.values() == {"auroc": 0.5}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.core.objective import Objective, Sum
+from lockstep.core.objective import Carried, Objective, Sum, read_sum
 from lockstep.errors import ModelError
 
 ONE = np.ones(())
@@ -36,9 +36,37 @@ def test_an_objective_calls_its_function_and_travels():
 )
 def test_what_an_objective_may_return(returned, loss, values, gives_sum):
     made = lockstep.objective(lambda model, batch: returned)
-    assert made.compute(None, None) == (loss, values)
+    assert made.compute(None, None) == (loss, values, None)
     assert type(made.compute(None, None)[0]) is type(loss)
     assert made.gives_sum is gives_sum
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (Carried(1.0, ONE), (1.0, {}, ONE)),
+        (Carried(1.0, {"h": ONE}), (1.0, {}, {"h": ONE})),  # no metrics
+        ((Carried(1.0, ONE), {"a": 2}), (1.0, {"a": 2}, ONE)),
+        (Carried(Sum(ONE, 2.0), (ONE, ONE)), (Sum(ONE, 2.0), {}, (ONE, ONE))),
+    ],
+)
+def test_state_stands_beside_the_loss(returned, expected):
+    made = lockstep.objective(lambda model, batch: returned)
+    assert made.compute(None, None) == expected
+    assert made.gives_sum is isinstance(expected[0], Sum)
+
+
+@pytest.mark.parametrize("returned", [Carried(1.0, None), Carried((1.0, {"a": 2}), ONE), Carried((ONE, 2.0), ONE)])
+def test_state_beside_something_else_is_refused(returned):
+    with pytest.raises(
+        ModelError, match=r"takes a loss and its state\. Got \(.* or \(lockstep\.Carried\(loss, state\), {"
+    ):
+        lockstep.objective(lambda model, batch: returned).compute(None, None)
+
+
+def test_a_loss_of_outputs_gives_no_state():
+    with pytest.raises(ModelError, match=r"is what an objective returns.* Write @lockstep\.objective above a function"):
+        read_sum(Carried(ONE, ONE))
 
 
 def test_a_sum_cannot_be_changed():

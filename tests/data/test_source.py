@@ -1,5 +1,7 @@
 """Sources: every example once an epoch in an order of (seed, epoch), and resuming in an epoch."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.pipelines import LABELS, Pairs
+from lockstep.checkpoint import json_codec
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, Rows, leaves
 from lockstep.data import ArraySource, IterableSource, arrays, indexed, source, stream
 from lockstep.data.loaders import StatefulSource
@@ -142,6 +145,46 @@ class Loader:
         self.start = state["place"]
 
 
+class GrainIterator:
+    """An iterator as grain's: with a state of its own, which is bytes or a dict."""
+
+    def __init__(self, owner, as_bytes):
+        self.owner, self.as_bytes, self.place = owner, as_bytes, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.place == 4:
+            raise StopIteration
+        if self.owner.fails_at == self.place:
+            raise OSError("the disk is gone")
+        self.owner.read.append(self.place)
+        self.place += 1
+        return np.full(2, self.place - 1)
+
+    def get_state(self):
+        state = {"place": self.place, "source": self.owner.name}
+        return json.dumps(state).encode() if self.as_bytes else state
+
+    def set_state(self, state):
+        found = json.loads(state) if self.as_bytes else state
+        self.place = 3  # a part of the state, before it is refused
+        if found["source"] != self.owner.name:
+            raise ValueError("the source is another")
+        self.place = found["place"]
+
+
+class GrainLoader:
+    """A loader as grain's `DataLoader` and `IterDataset`, which have no state themselves."""
+
+    def __init__(self, as_bytes, name="digits"):
+        self.as_bytes, self.name, self.read, self.fails_at = as_bytes, name, [], None
+
+    def __iter__(self):
+        return GrainIterator(self, self.as_bytes)
+
+
 SOURCES = {
     "arrays": lambda: source.open_source(np.arange(8), 2, True, 3),
     "pipeline": lambda: source.open_source(arrays(np.arange(8)).shuffle(3).batch(2), 2, True, 0),
@@ -152,6 +195,8 @@ SOURCES = {
     "endless stream": lambda: source.open_source(stream(range(5)).repeat().batch(2), 2, True, 0),
     "list": lambda: source.open_source([np.full(2, index) for index in range(4)], 2, True, 0),
     "loader with a state": lambda: source.open_source(Loader(), 2, True, 0),
+    "grain's DataLoader": lambda: source.open_source(GrainLoader(True), 2, True, 0),
+    "grain's IterDataset": lambda: source.open_source(GrainLoader(False), 2, True, 0),
 }
 
 
@@ -193,13 +238,15 @@ def test_an_epoch_can_be_read_from_any_batch(kind, index):
         ("endless stream", None, None, 2, True, "by reading and dropping"),
         ("list", None, 4, None, False, "by reading and dropping"),
         ("loader with a state", None, 4, 2, False, "by its state_dict"),
+        ("grain's DataLoader", None, None, None, False, "by its iterator's state"),
+        ("grain's IterDataset", None, None, None, False, "by its iterator's state"),
     ],
 )
 def test_attributes_of_sources(kind, num_examples, num_steps, batch_size, endless, resumes):
     found = SOURCES[kind]()
     assert (found.num_examples, found.num_steps, found.batch_size) == (num_examples, num_steps, batch_size)
     assert (found.endless, found.once, found.resumes) == (endless, False, resumes)
-    if kind != "loader with a state":
+    if resumes in ("at once", "by reading and dropping"):
         assert found.state() is None
 
 
@@ -244,6 +291,39 @@ def test_a_streams_rounds_are_epochs_as_those_of_arrays(moved):
     for each in (streamed, epochs(stream(Unmeasured()))):  # whose rounds' numbers leave gaps
         every = [value for epoch in each for batch in epoch for value in batch]
         assert len(set(every)) == len(every)  # no epoch draws what another did
+
+
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_the_state_of_a_loaders_iterator(as_bytes):
+    first = source.open_source(GrainLoader(as_bytes), 2, True, 0)
+    read = first.epoch(1)
+    assert values([next(read), next(read)], 2) == [[0, 0], [1, 1]]
+    state = json_codec.decode(*json_codec.encode({"state": first.state()}))["state"]
+    loader = GrainLoader(as_bytes)
+    again = source.open_source(loader, 2, True, 0)
+    assert values(again.epoch(1, 2, state), 9) == [[2, 2], [3, 3]]
+    assert loader.read == [2, 3]  # nothing was read twice
+    assert values(again.epoch(2), 9) == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert values(again.epoch(2, 0, state), 9) == [[0, 0], [1, 1], [2, 2], [3, 3]]  # the state of an ended epoch
+    assert values(again.epoch(1, 3), 9) == [[3, 3]]  # of a checkpoint without a state
+
+
+def test_a_state_that_an_iterator_refuses():
+    """Grain compares the sources' reprs, which differ between processes if they show an address."""
+    first = source.open_source(GrainLoader(True, "at 0x1"), 2, True, 0)
+    next(first.epoch(0))
+    again = source.open_source(GrainLoader(True, "at 0x2"), 2, True, 0)
+    assert values(again.epoch(0, 1, first.state()), 9) == [[1, 1], [2, 2], [3, 3]]
+    assert again.resumes == "by reading and dropping, because its iterator refused the saved state"
+
+
+def test_a_failed_read_of_an_iterator_with_a_state():
+    loader = GrainLoader(False)
+    loader.fails_at = 2
+    found = source.open_source(loader, 2, True, 0)
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(found.epoch(0))
+    assert found.state() is None
 
 
 def test_a_loaders_own_state():

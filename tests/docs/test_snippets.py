@@ -32,13 +32,14 @@ def test_every_snippet_of_every_page_has_a_test():
         "README.md": 1,
         "docs/checkpoints.md": 2,
         "docs/collectives.md": 18,  # all but the first are doctests, see tests/collectives
+        "docs/coming-from.md": 1,
         "docs/gradients.md": 1,
         "docs/input.md": 1,
         "docs/jax.md": 1,
         "docs/keras.md": 2,
         "docs/mxnet.md": 1,
         "docs/new-backend.md": 4,  # see tests/docs/test_new_backend.py
-        "docs/own-loop.md": 2,
+        "docs/own-loop.md": 3,
         "docs/report.md": 1,
         "docs/several-optimizers.md": 1,
         "docs/verify.md": 1,
@@ -56,6 +57,7 @@ def test_every_snippet_of_every_page_has_a_test():
         ("docs/checkpoints.md", 1, "keras_guide.py"),
         ("docs/own-loop.md", 0, "own_loop.py"),
         ("docs/own-loop.md", 1, "objective.py"),
+        ("docs/own-loop.md", 2, "word_language_model.py"),
     ],
 )
 def test_a_page_prints_lines_of_an_example(page, index, example):
@@ -102,6 +104,30 @@ def test_several_optimizers(capsys):
     exec(snippets("docs/several-optimizers.md")[0], names)
     after = [parameter for part in parts.values() for parameter in part.parameters()]
     assert all((old != new).any() for old, new in zip(before, after, strict=True))
+
+
+class LitClassifier(torch.nn.Module):
+    """The methods of a LightningModule; tests/scripts has a real one."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = torch.nn.Linear(64, 10)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.network(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+def test_coming_from_lightning():
+    x, y = (torch.as_tensor(part[:256]) for part in digits()[0])
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=64)
+    names = {"lockstep": lockstep, "LitClassifier": LitClassifier, "loader": loader}
+    exec(snippets("docs/coming-from.md")[0], names)
+    first, last = names["history"].history["loss"]
+    assert last < first
 
 
 def test_checkpoints(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from integration.run_script import free_port, running, together
 pytestmark = pytest.mark.timeout(120)
 
 TORCH = """
-import os, torch, lockstep
+import os, threading, torch, lockstep
 from torch import nn
 
 index = int(os.environ.get("RANK", 0))
@@ -27,6 +27,7 @@ def total(outputs, targets):
 
 torch.manual_seed(index)  # every process starts elsewhere: the first one's state counts
 net = nn.Sequential(nn.Linear(11, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(0.3), nn.Linear(9, 4))
+net.guard = threading.Lock()  # no pickle takes it: under torchrun none is made
 optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
 with lockstep.wrap(net, optimizer, nn.CrossEntropyLoss(), metrics=["accuracy"], devices=1, shards=8) as trainer:
     history = trainer.fit((x, y), epochs=2, batch_size=61, validation_data=(x, y))
@@ -37,8 +38,27 @@ sgd = torch.optim.SGD(net.parameters(), 1e-3)
 with lockstep.wrap(net, sgd, total, devices=1, shards=8, threads=1) as trainer:  # the first process probes it
     sums = trainer.fit((x, y), batch_size=61, verbose=0).history["loss"][0].hex()
     summed = trainer.digest()
+
+
+@lockstep.objective
+def recur(net, batch):
+    hidden = torch.tanh(net(batch["x"]) + batch["hidden"])
+    return lockstep.Carried(nn.functional.cross_entropy(hidden, batch["y"]), hidden)
+
+net = nn.Linear(11, 4)
+sgd = torch.optim.SGD(net.parameters(), 0.1)
+with lockstep.wrap(net, sgd, recur, devices=1, shards=8, threads=1) as trainer:
+    states = []
+    for size in (3, 61, 1):  # with 3 examples the second process has none, nor in its first batch
+        hidden = torch.zeros(size, 4)
+        for _ in range(2):
+            hidden = trainer.step({"x": x[:size], "y": y[:size], "hidden": hidden}, verbose=0).carried
+        assert hidden.shape == (size, 4)
+        states.append(hidden.sum().item().hex())
+    carried = trainer.digest()
+values = digest, history.history["val_loss"][-1].hex(), rows, sums, summed, *states, carried
 if index == 0:
-    print("result", len(trainer.devices), digest, history.history["val_loss"][-1].hex(), rows, sums, summed)
+    print("result", len(trainer.devices), *values)
 """
 
 HEAD = """

@@ -211,9 +211,9 @@ class AveragesState(Protocol):
 
 @runtime_checkable
 class KeepsOutputs(Protocol):
-    """Extra protocol for backends that give outputs and targets to metric objects in the controller."""
+    """Extra protocol for backends that give the controller outputs for metric objects, and carried state."""
 
-    outputs: ShardOutputs  # the outputs and targets of the last command's shards
+    outputs: ShardOutputs  # of the last command's shards
 
 
 class Module(Protocol):

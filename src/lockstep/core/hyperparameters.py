@@ -48,8 +48,13 @@ lr=1.0 in the optimizer. Use another checkpoint, or the optimizer with which the
                 )
 
 
-def check_rates(rates: Any, count: int) -> None:
-    """Raises `OptimizerError` unless `rates` is a sequence of `count` finite learning rates."""
+def assign_rates(groups: Sequence[Mapping[str, Any]], rates: Any) -> list[dict[str, float]]:
+    """Returns the new learning rate of each group that has one; raises unless `rates` has a finite one for each.
+
+    >>> assign_rates([{"lr": 0.1}, {"momentum": 0.9}], (0.5,))
+    [{'lr': 0.5}, {}]
+    """
+    count = sum("lr" in group for group in groups)
     if not isinstance(rates, Sequence) or not all(is_number(rate) and math.isfinite(rate) for rate in rates):
         raise OptimizerError(
             f"learning_rates={show(rates)} is not a tuple of finite numbers, one for each group of parameters. "
@@ -59,6 +64,8 @@ def check_rates(rates: Any, count: int) -> None:
         raise OptimizerError(
             f"learning_rates has {len(rates)} rates for {count} groups of parameters. Give one rate for each group."
         )
+    left = iter(rates)
+    return [{"lr": float(next(left))} if "lr" in group else {} for group in groups]
 
 
 def is_same_kind(value: Any, own: Any) -> bool:

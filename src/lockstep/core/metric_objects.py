@@ -17,7 +17,7 @@ import numpy as np
 from lockstep.core import object_state
 from lockstep.core.batches import describe, transform
 from lockstep.core.metric_kinds import WAY_OUT, Named, check_names
-from lockstep.core.outputs import Pair, ShardOutputs, join_shards
+from lockstep.core.outputs import Outputs, ShardOutputs, join_shards
 from lockstep.errors import LockstepError, ModelError, StateError
 
 Setting = Callable[[], AbstractContextManager[Any]]
@@ -46,7 +46,7 @@ class MetricObjects:
         ]
         return MetricPass(copies, self, self._outputs)
 
-    def compute_later(self, shards: Mapping[int, Pair], setting: Setting) -> Callable[[], Mapping[str, float]]:
+    def compute_later(self, shards: Mapping[int, Outputs], setting: Setting) -> Callable[[], Mapping[str, float]]:
         """Returns a function that computes the metrics of one batch when it is first called, and stores them."""
         pair = join_shards(shards)
         result: dict[str, float] = {}
@@ -83,11 +83,11 @@ class MetricPass:
         for _, _, metric in self._metrics:
             metric.reset()
 
-    def update(self, shards: Mapping[int, Pair], setting: Setting) -> None:
+    def update(self, shards: Mapping[int, Outputs], setting: Setting) -> None:
         """Updates the copies with the outputs and targets of a batch, given by shard."""
         self.add(join_shards(shards), setting)
 
-    def add(self, pair: Pair, setting: Setting) -> None:
+    def add(self, pair: tuple[Any, Any], setting: Setting) -> None:
         """Updates the copies with the outputs and targets of a whole batch."""
         self._values, self._setting = None, setting
         with setting():

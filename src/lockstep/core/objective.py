@@ -31,6 +31,31 @@ class Sum(NamedTuple):
     count: Any = None
 
 
+class Carried(NamedTuple):
+    """The loss of one shard, and state that the next batch starts from, such as a recurrent network's hidden state.
+
+    `loss` is a mean, one loss per example, or a `Sum`. `state` is an array, or a tuple or dict of arrays, with one
+    row for each example of the shard on axis 0. `trainer.step(batch).carried` is the state of the whole batch in the
+    order of its examples. No gradient flows through it into the batch before.
+
+    >>> @objective
+    ... def loss(model, batch):
+    ...     outputs, hidden = model(batch["x"], batch["hidden"])
+    ...     return Carried(((outputs - batch["y"]) ** 2).mean(), hidden)
+    """
+
+    loss: Any
+    state: Any
+
+
+class ObjectiveResult(NamedTuple):
+    """What an objective has returned for one shard: the loss, metrics by name, and the carried state or None."""
+
+    loss: Any
+    values: Mapping[str, Any]
+    carried: Any = None
+
+
 @dataclass(frozen=True)
 class Objective:
     """A loss that is a function `(model, batch)`, called with one shard at a time."""
@@ -42,19 +67,39 @@ class Objective:
         """Returns what the function returns for one shard."""
         return self.function(model, batch)
 
-    def compute(self, model: Any, batch: Any) -> tuple[Any, Mapping[str, Any]]:
-        """Returns the loss of one shard and the metrics by name; a pair (total, count) is returned as a `Sum`."""
+    def compute(self, model: Any, batch: Any) -> ObjectiveResult:
+        """Returns the loss, metrics and state of one shard; a pair (total, count) is returned as a `Sum`."""
         loss = self.function(model, batch)
         values: Mapping[str, Any] = {}
-        if isinstance(loss, tuple) and len(loss) == 2 and isinstance(loss[1], Mapping):
+        carried = None
+        if (
+            not isinstance(loss, Carried)
+            and isinstance(loss, tuple)
+            and len(loss) == 2
+            and isinstance(loss[1], Mapping)
+        ):
             loss, values = loss
+        if isinstance(loss, Carried):
+            loss, carried = loss
+            if carried is None or (isinstance(loss, tuple) and not isinstance(loss, Sum)):
+                raise ModelError(
+                    f"lockstep.Carried takes a loss and its state. Got {describe(Carried(loss, carried))}. Return "
+                    "lockstep.Carried(loss, state), with a lockstep.Sum(total, count) as the loss if it has a "
+                    "denominator of its own, or (lockstep.Carried(loss, state), {name: value})."
+                )
         loss = read_sum(loss)
         object.__setattr__(self, "gives_sum", isinstance(loss, Sum))
-        return loss, values
+        return ObjectiveResult(loss, values, carried)
 
 
 def read_sum(loss: Any) -> Any:
     """Returns a pair (total, count) as a `Sum`, and any other loss unchanged; raises if the total is not one number."""
+    if isinstance(loss, Carried):
+        raise ModelError(
+            "lockstep.Carried is what an objective returns, which gets the batch with the state in it. A loss of "
+            "(outputs, targets) has no state to start from. Write @lockstep.objective above a function of (model, "
+            "batch)."
+        )
     if not isinstance(loss, Sum) and not (isinstance(loss, tuple) and len(loss) == 2 and loss[1] is not None):
         return loss
     pair = Sum(*loss)
@@ -72,7 +117,8 @@ def objective(function: Callable[[Any, Any], Any]) -> Objective:
 
     The function is called with one shard of a batch at a time. It returns the mean loss of the shard's examples, or one
     loss per example, or `Sum(total, count)` for a loss with its own denominator, or `Sum(total)` for a sum that is not
-    divided. A pair `(total, count)` means the same as a `Sum`. To log metrics it returns `(loss, {name: value})`.
+    divided. A pair `(total, count)` means the same as a `Sum`. To give state to the next batch it returns
+    `Carried(loss, state)` in the place of the loss. To log metrics it returns `(loss, {name: value})`.
     Raises `ModelError` if `function` is not callable.
 
     >>> @objective

@@ -1,36 +1,56 @@
-"""Stores the outputs and targets of the shards for the metric objects in the controller.
+"""Stores what the controller needs of every shard and what is no sum: outputs for metric objects, and carried state.
 
-A metric such as AUROC is not a sum over shards; it needs the outputs of the whole batch. So if `wrap` was given a
-metric object, every process stores the outputs of its shards until the controller asks for them and concatenates them
-in the order of the shards.
+A metric such as AUROC needs the outputs of the whole batch. An objective may return state for the next batch, one row
+for each example (`lockstep.Carried`). Every process stores both for its shards until the controller asks for them and
+concatenates them in the order of the shards.
 """
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from lockstep.core.batches import describe, is_array, join, leaves, transform
 from lockstep.core.types import Work
-from lockstep.errors import BatchError, ModelError
+from lockstep.errors import BatchError, ModelError, StateError
 
-LIMIT = 2**28  # the most bytes of outputs and targets of a batch that a step may send between processes
+if TYPE_CHECKING:
+    from lockstep.core.weighing import Term
 
-Pair = tuple[Any, Any]  # (outputs, targets)
+LIMIT = 2**28  # the most bytes of outputs, targets and carried state of a batch that a step may send between processes
+
+
+class Outputs(NamedTuple):
+    """What one shard, or a batch, has for metric objects and for the next batch; None for what is not needed.
+
+    A named tuple, so that a compiled function can return it.
+    """
+
+    outputs: Any = None
+    targets: Any = None
+    carried: Any = None
+
+
+def select_outputs(term: "Term", wanted: bool) -> Outputs:
+    """Returns what is stored of a shard's term: its carried state, and if `wanted` its outputs and targets."""
+    return Outputs(term.outputs, term.targets, term.carried) if wanted else Outputs(carried=term.carried)
 
 
 class ShardOutputs:
-    """Stores the outputs and targets of the shards of the last batch that this process has computed.
+    """Stores the outputs of the shards of the last batch that this process has computed.
+
+    `wanted` says whether metric objects need outputs and targets; carried state is stored wherever a shard has it.
 
     `to_numpy` copies a framework's array to a numpy array, `to_array` copies a numpy array to a framework's array on
     the CPU, and `to_cpu` moves a metric object to the CPU.
 
-    >>> from types import SimpleNamespace
-    >>> kept = ShardOutputs(True, np.asarray)
-    >>> kept.keep(SimpleNamespace(num_examples=4), 1, np.ones(2), np.zeros(2), examples=2)
+    >>> kept, work = ShardOutputs(True, np.asarray), Work({}, num_examples=4, num_shards=2, threads=1, seed=0, step=0)
+    >>> kept.keep(work, 1, Outputs(np.ones(2), np.zeros(2)), examples=2)
     >>> kept.read()
-    {1: (array([1., 1.]), array([0., 0.]))}
+    {1: Outputs(outputs=array([1., 1.]), targets=array([0., 0.]), carried=None)}
     >>> kept.clear()
     >>> kept.read()
     {}
@@ -47,56 +67,125 @@ class ShardOutputs:
         self.to_numpy = to_numpy
         self.to_array = to_array
         self.to_cpu = to_cpu
-        self._work: Any = None
-        self._kept: dict[int, Pair] = {}
+        self.refusal = ""  # why state cannot be carried now, as the end of a sentence; empty if it can
+        self._work: Callable[[], Work | None] = lambda: None  # a weak reference, because a work has the batch
+        self._kept: dict[int, Outputs] = {}
 
-    def keep(self, work: "Work", shard: int, outputs: Any, targets: Any, examples: int) -> None:
-        """Stores the outputs and targets of one shard, and drops what is stored of earlier batches.
+    def keep(self, work: Work, shard: int, found: Outputs, examples: int) -> None:
+        """Stores the outputs of one shard, and drops what is stored of earlier batches.
 
-        Raises BatchError if the outputs of the batch would be too large. This is called before the step is committed,
-        so the model is then unchanged.
+        Raises if the outputs of the batch would be too large, or state cannot be carried. This is called before the
+        step is committed, so the model is then unchanged.
         """
-        if not self.wanted:
-            return
-        if work is not self._work:  # a step that failed may have stored some of its shards
-            self._work, self._kept = work, {}
-        if outputs is None or targets is None:
+        if work is not self._work():  # a step that failed may have stored some of its shards
+            self._work, self._kept = weakref.ref(work), {}
+        outputs, targets, carried = found
+        if self.wanted and (outputs is None or targets is None):
             raise ModelError(
                 "A metric object needs outputs and targets, but this loss is an objective of (model, batch), which has "
                 "neither. Use a loss of (outputs, targets), or leave the metric object out and return the metric from "
                 "the objective: return loss, {'name': value}."
             )
-        size = sum(map(_num_bytes, leaves((outputs, targets)))) * work.num_examples // examples
+        if carried is not None:
+            self._check_carried(carried, shard)
+        size = sum(map(_num_bytes, leaves(found))) * work.num_examples // examples
         if size > LIMIT:
             raise BatchError(
                 f"The outputs and targets of this batch of {work.num_examples} examples have {size >> 20} MiB "
                 f"({describe(outputs)} and {describe(targets)} in a shard of {examples}), and a metric object can get "
                 f"at most {LIMIT >> 20} MiB per batch. Use a lockstep.Metric, whose sums are computed on the devices, "
                 "or a smaller batch."
+                if self.wanted
+                else f"The carried state of this batch of {work.num_examples} examples has {size >> 20} MiB "
+                f"({describe(carried)} in a shard of {examples}), and a step returns at most {LIMIT >> 20} MiB of it. "
+                "Carry less, for example the last hidden state instead of all outputs, or use a smaller batch."
             )
-        self._kept[shard] = outputs, targets
+        self._kept[shard] = found
 
-    def read(self) -> dict[int, Pair]:
-        """Returns the stored outputs and targets by shard, as numpy; they stay until the next batch."""
-        return {shard: transform(pair, self._leaf) for shard, pair in self._kept.items()}
+    def _check_carried(self, carried: Any, shard: int) -> None:
+        """Raises ModelError if no state can be carried now, or another shard of the batch has none."""
+        if self.refusal:
+            raise ModelError(f"The objective returned lockstep.Carried, but {self.refusal}")
+        without = [other for other, found in self._kept.items() if other != shard and found.carried is None]
+        if without:
+            raise explain_uncarried(without)
+
+    def get_carried(self, shard: int) -> Any:
+        """Returns the carried state of one shard as it was stored; None if it has none."""
+        return self._kept[shard].carried if shard in self._kept else None
+
+    def read(self) -> dict[int, Outputs]:
+        """Returns the stored outputs by shard, as numpy; they stay until the next batch."""
+        return {
+            shard: Outputs(*(None if each is None else transform(each, self._leaf) for each in found))
+            for shard, found in self._kept.items()
+        }
 
     def clear(self) -> None:
         """Drops what is stored."""
-        self._work, self._kept = None, {}
+        self._work, self._kept = lambda: None, {}
 
     def _leaf(self, value: Any) -> Any:
         return [self._leaf(each) for each in value] if isinstance(value, list) else self.to_numpy(value)
 
 
-def join_shards(shards: Mapping[int, Pair]) -> Pair:
+@dataclass(frozen=True)
+class CollectedOutputs:
+    """The outputs of one batch's shards, from all processes."""
+
+    shards: Mapping[int, Outputs]
+    num_filled: int  # the number of shards that have examples
+
+    @property
+    def lost(self) -> list[int]:
+        """The shards whose outputs were lost with a worker that ended between the step and their collection."""
+        return [shard for shard in range(self.num_filled) if shard not in self.shards]
+
+    @property
+    def uncarried(self) -> list[int]:
+        """The shards whose objective has returned no state."""
+        return [shard for shard, found in self.shards.items() if found.carried is None]
+
+    def join_carried(self) -> Any:
+        """Returns the carried state of the whole batch in the order of its examples, as numpy.
+
+        >>> CollectedOutputs({1: Outputs(carried=np.ones(1)), 0: Outputs(carried=np.zeros(2))}, 2).join_carried()
+        array([0., 0., 1.])
+        """
+        if self.lost:
+            raise StateError(
+                f"The carried state of this step lacks shard {', '.join(map(str, self.lost))}: a worker ended between "
+                "the step and the collection of the state. The step itself counts. Restore the last checkpoint, or "
+                "start the next batch from the state with which a sequence begins."
+            )
+        states = [self.shards[shard].carried for shard in sorted(self.shards)]
+        try:
+            return join(states, np.concatenate)
+        except Exception as error:
+            raise ModelError(
+                f"The carried states of the shards cannot be concatenated: {error}. They are "
+                f"{' and '.join(dict.fromkeys(map(describe, states)))}. Return the same structure for every shard, "
+                "with one row per example and the same other axes."
+            ) from error
+
+
+def explain_uncarried(shards: Sequence[int]) -> ModelError:
+    """Returns the error for shards whose objective has returned no state, while others have."""
+    return ModelError(
+        f"The objective returned no state for shard {', '.join(map(str, shards))}, but lockstep.Carried for another "
+        "shard or in an earlier step. Return lockstep.Carried(loss, state) every time."
+    )
+
+
+def join_shards(shards: Mapping[int, Outputs]) -> tuple[Any, Any]:
     """Returns the outputs and targets of the whole batch, concatenated in the order of the shards.
 
-    >>> join_shards({1: (np.ones(1), np.array([3])), 0: (np.zeros(2), np.array([1, 2]))})
+    >>> join_shards({1: Outputs(np.ones(1), np.array([3])), 0: Outputs(np.zeros(2), np.array([1, 2]))})
     (array([0., 0., 1.]), array([1, 2, 3]))
     """
-    pairs = [shards[shard] for shard in sorted(shards)]
+    pairs = [(shards[shard].outputs, shards[shard].targets) for shard in sorted(shards)]
     try:
-        pair: Pair = join(pairs, np.concatenate)
+        pair: tuple[Any, Any] = join(pairs, np.concatenate)
     except Exception as error:
         raise ModelError(
             f"The outputs and targets of the shards cannot be concatenated for the metric objects: {error}. The first "

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.core.batch_entries import call_model, check_example_weights, explain_missing_input, split_batch
-from lockstep.core.batches import describe
+from lockstep.core.batches import describe, leaves
 from lockstep.core.criterion import Criterion
 from lockstep.core.objective import Objective, Sum, read_sum
 from lockstep.core.target_kind import Labels, check_labels
@@ -48,6 +48,7 @@ class Term:
     outputs: Any = None
     targets: Any = None
     values: Mapping[str, Any] = field(default_factory=dict)  # an objective's own metrics
+    carried: Any = None  # the state that an objective gives to the next batch
     labels: Labels | None = None  # what the targets may be, if they are labels
     reading: str = ""  # how the loss of the model's output was read, which must be one way in all shards
     is_own: bool = False  # whether no other code has the arrays `loss` and `weight`, so that they need not be copied
@@ -80,16 +81,31 @@ class Weighing:
 
     def weigh_objective(self, objective: Objective, model: Any, batch: Any, share: Share) -> Term:
         """Returns the term of an objective: a mean, a sum, or one of them with metrics."""
-        loss, values = objective.compute(model, batch)
+        loss, values, carried = objective.compute(model, batch)
+        if carried is not None:
+            self._check_carried(carried, share)
         if isinstance(loss, Sum):
-            return self.sum(loss, share, values=values)
+            return self.sum(loss, share, values=values, carried=carried)
         if not self.is_mean(loss, share):
             raise ModelError(
                 "An objective returns the shard's mean loss as an array, one loss per example, "
                 "lockstep.Sum(total, count), or (one of these, {name: value}). "
                 f"Got {describe(loss)} for a shard of {share.examples}."
             )
-        return self.mean(loss, share, values=values)
+        return self.mean(loss, share, values=values, carried=carried)
+
+    def _check_carried(self, carried: Any, share: Share) -> None:
+        """Raises ModelError unless the state has one row for each example of the shard."""
+        found = list(leaves(carried))
+        if not found or not all(
+            self.ops.is_array(each) and tuple(each.shape)[:1] == (share.examples,) for each in found
+        ):
+            raise ModelError(
+                "The state of a lockstep.Carried is an array, or a tuple or dict of arrays, with one row per example "
+                f"on axis 0. Got {describe(carried)} for a shard of {share.examples}. Swap the axes of a state with "
+                "its examples elsewhere, for example (layers, examples, width) to (examples, layers, width), and swap "
+                "them back where the objective reads it."
+            )
 
     def weigh_model(self, model: Any, batch: Any, share: Share) -> Term:
         """Returns the term of the loss that the model's output has."""

@@ -1,7 +1,8 @@
 """Sources that read a loader, which is an iterable of whole batches, in the script's process.
 
-A resumed run continues a loader with `load_state_dict` if it has this method and `state_dict`; otherwise it reads and
-drops the batches before the one at which it resumes.
+A resumed run continues a loader with `load_state_dict` if it has this method and `state_dict`, and a loader whose
+iterators have `get_state` and `set_state`, such as grain's, with these; otherwise it reads and drops the batches before
+the one at which it resumes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,10 @@ from lockstep.errors import BatchError, ExactError
 
 BY_DROPPING = "by reading and dropping"
 BY_STATE = "by its state_dict"
+BY_ITERATOR = "by its iterator's state"
+BY_DROPPING_REFUSED = "by reading and dropping, because its iterator refused the saved state"
 _END = object()
+_BYTES = "lockstep.bytes"  # the key of a state that is bytes, which a checkpoint stores as an array
 _BACKEND_PACKAGES = ("numpy", "torch", "jax", "jaxlib")  # backends convert these packages' arrays themselves
 
 
@@ -46,6 +50,56 @@ class IterableSource:
     def state(self) -> Any:
         """Returns None, because an iterable has no state."""
         return None
+
+
+class IteratorStateSource(IterableSource):
+    """A source that reads a loader whose iterators can save and load their state, as those of grain can.
+
+    Every epoch has an iterator of its own, so a loaded state affects no later epoch.
+    """
+
+    resumes = BY_ITERATOR
+
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        super().__init__(iterable)
+        self._iterator: Any = None  # of the epoch that is being read
+        self._is_reading = False
+
+    def epoch(self, index: int, start: int = 0, state: Any = None) -> Iterator[Any]:
+        """Yields the batches of one epoch; continues from the saved state, or else drops the first `start` batches."""
+        iterator = iter(self._iterable)
+        if start and state is not None:
+            try:
+                iterator.set_state(_restore_bytes(state))  # type: ignore[attr-defined]
+                start = 0
+            except Exception:  # grain compares reprs, which may have an address; reading and dropping is exact, too
+                iterator, self.resumes = iter(self._iterable), BY_DROPPING_REFUSED
+        self._iterator = iterator
+        return check_not_empty(map(convert_batch, islice(self._read(iterator), start, None)), False, index)
+
+    def _read(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            self._is_reading = True
+            batch = next(iterator, _END)
+            self._is_reading = False
+            if batch is _END:
+                return
+            yield batch
+
+    def state(self) -> Any:
+        """Returns the state of the iterator; None if the last read failed, so that a resumed run reads and drops."""
+        if self._iterator is None or self._is_reading:
+            return None
+        state = self._iterator.get_state()
+        if isinstance(state, bytes):
+            return {_BYTES: np.frombuffer(state, np.uint8)}
+        return plain_values.to_plain(state, "get_state()", plain_values.mark_array)
+
+
+def _restore_bytes(state: Any) -> Any:
+    if isinstance(state, dict) and _BYTES in state:
+        return state[_BYTES].tobytes()
+    return plain_values.restore_arrays(state)
 
 
 class StatefulSource:
@@ -177,7 +231,9 @@ def open_loader(data: Any, seed: int) -> IterableSource | StatefulSource | None:
     if not isinstance(data, Iterable) or isinstance(data, str | bytes):
         return None
     if not hasattr(data, "state_dict") or not hasattr(data, "load_state_dict"):
-        return IterableSource(data)
+        iterator = iter(data)
+        has_state = iterator is not data and hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
+        return IteratorStateSource(data) if has_state else IterableSource(data)
     if not huggingface.is_stream(data):
         return StatefulSource(data, seed)
     if not huggingface.is_batched(data):

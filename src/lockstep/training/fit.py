@@ -28,6 +28,11 @@ from lockstep.training.resume import check_readable_again, resume_fit, take_fit_
 from lockstep.training.session import Session
 from lockstep.training.timing import StepTimes
 
+_NO_STATE = (
+    "fit reads its batches ahead of time, so none of them can start from the state of the one before. Write the loop: "
+    "`for batch in batches: logs = trainer.step({**batch, 'state': state}); state = logs.carried`."
+)
+
 
 def open_training_data(
     session: Session, data: Any, batch_size: int | None, shuffle: bool, class_weight: Mapping[int, float] | None
@@ -54,6 +59,7 @@ def fit(session: Session, trainer: Any, open_data: Callable[[], Source], options
                 stack.enter_context(loop.recorder)
             stack.callback(loop.callbacks.close)
             stack.callback(session.quiet.end)
+            stack.enter_context(session.carried.refuse(_NO_STATE))
             fitting.begin()
             try:
                 for logs in loop.run(fitting.save_beginning):

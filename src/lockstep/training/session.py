@@ -5,7 +5,7 @@ The trainer's methods and the training loop reach the backend and the other proc
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from lockstep.core import batches, digest, hyperparameters, seeds
 from lockstep.core.arguments import show
 from lockstep.core.metric_objects import MetricObjects, MetricPass, Setting
 from lockstep.core.metrics import Column
-from lockstep.core.outputs import Pair
+from lockstep.core.outputs import CollectedOutputs, Outputs
 from lockstep.core.plan import Plan, default_shards, default_threads, explain_default
 from lockstep.core.reduction import Reduction
 from lockstep.core.run_state import Run
@@ -30,17 +30,14 @@ from lockstep.display.opening_line import Opening
 from lockstep.errors import AttemptAborted, StateError
 from lockstep.processes.base import Processes
 from lockstep.processes.commands import Command, compute_digests, copy_array, judge_batch
-from lockstep.training.metric_outputs import collect_outputs
+from lockstep.training.collected_outputs import CarriedState, collect_outputs, note_lost
 from lockstep.training.open_data import DEFAULT_BATCH_SIZE, open_source
 from lockstep.training.session_processes import GrowthPlan, ProcessStarter, QuietPeriods, SessionProcesses
 from lockstep.training.step import StepResult
 
 
 class Session:
-    """A backend, its processes and its run.
-
-    `own_devices` are those chosen for this session. With `growth` it gets more replicas while it trains.
-    """
+    """A backend, its processes and its run, on the devices that were chosen; `growth` adds more while it trains."""
 
     def __init__(
         self,
@@ -58,6 +55,7 @@ class Session:
         self.starter = starter
         self.own_devices = tuple(own_devices)
         self.metric_objects = metric_objects or MetricObjects([], None)
+        self.carried = CarriedState(recipe.loss, backend)
         self.stop_training = False  # for callbacks to set
         self.history = History(self.own_devices)
         self.breakdown: Breakdown | None = None  # where the time of `fit(verbose=2)` went
@@ -243,12 +241,18 @@ class Session:
                 answers = self.processes.gather(command, works)
                 return {key: value for answer in answers for key, value in answer.items()}
 
-    # -- metric objects
+    # -- metric objects and carried state
 
-    def outputs(self, num_shards: int | None = None) -> tuple[dict[int, Pair], Setting]:
-        """Returns the outputs and targets of the last batch by shard, and the context in which metrics are computed."""
-        found = collect_outputs(self.processes, self._plan_question, *self._last_planned)
-        return found, self.metric_setting(num_shards)
+    def collect_outputs(self) -> CollectedOutputs:
+        """Returns what the shards of the last batch have stored, from all processes."""
+        return collect_outputs(self.processes, self._plan_question, *self._last_planned)
+
+    def outputs(self, num_shards: int | None = None) -> tuple[Mapping[int, Outputs], Setting]:
+        """Returns the outputs of the last batch for metric objects, and the context in which they are computed."""
+        found = self.collect_outputs()
+        if self.processes.first:
+            note_lost(found)
+        return found.shards, self.metric_setting(num_shards)
 
     def update_metrics(self, metrics: MetricPass, num_shards: int | None = None) -> None:
         """Adds the batch that was just computed to the metric objects, if there are any."""
@@ -263,10 +267,7 @@ class Session:
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
         """Sets the learning rates of the optimizer's groups of parameters, in order."""
-        groups = self.backend.numbers()
-        hyperparameters.check_rates(rates, sum("lr" in group for group in groups))
-        left = iter(rates)
-        self.backend.set_numbers([{"lr": float(next(left))} if "lr" in group else {} for group in groups])
+        self.backend.set_numbers(hyperparameters.assign_rates(self.backend.numbers(), rates))
 
     def digests(self) -> dict[str, str]:
         """Returns the sha256 of every array of the state, by name; raises if two replicas differ."""

@@ -1,11 +1,13 @@
 """The logs that `step`, `fit` and `evaluate` return: loss and metrics, computed from their sums when they are read."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from lockstep.core.metric_kinds import merge
 from lockstep.core.metrics import Column, Sums, results
+from lockstep.core.outputs import CollectedOutputs
 from lockstep.errors import StateError
 from lockstep.training.session import Session
 from lockstep.training.step import StepResult
@@ -48,11 +50,22 @@ class Totals(Mapping[str, float]):
 
 
 class StepLogs(Totals):
-    """The means of loss and metrics of one step, and the gradient's norm if it was requested."""
+    """The means of loss and metrics of one step, the gradient's norm, and the state for the next batch."""
 
-    def __init__(self, columns: Columns, sums: Sums, others: Values, norm: Callable[[], float]) -> None:
+    def __init__(
+        self, columns: Columns, sums: Sums, others: Values, norm: Callable[[], float], carried: Callable[[], Any]
+    ) -> None:
         super().__init__(columns, sums, others)
         self._norm = norm
+        self._carried = carried
+
+    @property
+    def carried(self) -> Any:
+        """The state that the objective returned as `lockstep.Carried`: of the whole batch, in the examples' order.
+
+        It has the framework's own arrays, on the first device. Raises StateError if the objective returned none.
+        """
+        return self._carried()
 
     def __getitem__(self, name: str) -> float:
         """Returns one value by name; the gradient's norm can be read until the next step."""
@@ -70,7 +83,23 @@ def collect_logs(session: Session, outcome: StepResult, shown: int) -> StepLogs:
     session.opening.is_shown = True
     objects, columns = session.metric_objects, session.columns()
     others = objects.compute_later(*session.outputs()) if objects else dict
-    return StepLogs(lambda: columns, outcome.sums, others, lambda: _compute_norm(session, outcome))
+    found = session.carried.collect(session.collect_outputs)
+    return StepLogs(
+        lambda: columns,
+        outcome.sums,
+        others,
+        lambda: _compute_norm(session, outcome),
+        lambda: _join_carried(session, found),
+    )
+
+
+def _join_carried(session: Session, found: CollectedOutputs | None) -> Any:
+    if found is None:
+        raise StateError(
+            "The loss of this step gives no state for the next batch. Return lockstep.Carried(loss, state) from a "
+            "lockstep.objective."
+        )
+    return session.backend.native(found.join_carried())
 
 
 def _compute_norm(session: Session, outcome: StepResult) -> float:

@@ -453,7 +453,8 @@ def test_objects_that_cannot_be_pickled_are_named():
     assert str(caught.value) == (
         "A worker process gets the model by pickle. The attribute 'inner.guard' of type lock cannot be pickled: "
         "cannot pickle '_thread.lock' object. "
-        "Create it in the forward pass, or leave it out with __getstate__; or use devices=1."
+        "Create it in the forward pass, or leave it out with __getstate__; or start the script with torchrun, whose "
+        "processes create the model themselves; or use devices=1."
     )
     with wrapped(Locked()) as trainer:
         trainer.step((X, Y))

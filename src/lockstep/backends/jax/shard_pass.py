@@ -19,6 +19,7 @@ from lockstep.backends.jax.shard_inputs import ShardSpec
 from lockstep.core.batch_entries import spread_inputs
 from lockstep.core.metrics import Column, Metric
 from lockstep.core.objective import Objective
+from lockstep.core.outputs import select_outputs
 from lockstep.core.shard_sums import measure
 from lockstep.core.target_kind import Labels
 from lockstep.core.weighing import Share, Term
@@ -148,7 +149,7 @@ class ShardPasses:
         return lambda *inputs, **named: jax.tree.map(self._widen, model(*self._cast(inputs), **self._cast(named)))
 
     def _measure(self, term: Term, share: Share, info: TraceInfo) -> Any:
-        """Returns [loss, weight, divided, metric sums ...], which the host scales, and the outputs if needed."""
+        """Returns [loss, weight, divided, metric sums ...], which the host scales, and its outputs."""
         info.labels = term.labels
         parts, columns = measure(array_ops, self._metrics, term, share.examples)
         values = [(each, times) for value, times in parts for each in _split_scalars(value)]
@@ -156,7 +157,7 @@ class ShardPasses:
         info.divided = not (isinstance(term.divided, float) and term.divided == 0.0)
         info.columns, info.scales = columns, np.array([scale for _, scale in values], np.float64)
         vector = jnp.stack([jax.lax.stop_gradient(value).astype(array_ops.wide()) for value, _ in values])
-        return vector, (term.outputs, term.targets) if self._keeps_outputs else None
+        return vector, select_outputs(term, self._keeps_outputs)
 
     def _cast(self, tree: Any) -> Any:
         """Returns the pytree with its floats cast to bfloat16 if the run uses mixed precision."""

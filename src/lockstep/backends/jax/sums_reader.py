@@ -13,17 +13,17 @@ from lockstep.backends.jax.flat_vectors import VectorFields
 from lockstep.backends.jax.shard_inputs import ShardBatch
 from lockstep.backends.jax.shard_pass import TraceInfo
 from lockstep.core.metrics import Column, Sums
-from lockstep.core.outputs import ShardOutputs
+from lockstep.core.outputs import Outputs, ShardOutputs
 from lockstep.core.shard_sums import NUM_CHECKS, ShardNames, check_loss, pad
 from lockstep.core.types import Work
 from lockstep.errors import ModelError
 
 
 class StartedShard(NamedTuple):
-    """A shard whose program was started, with its sums, and its outputs and targets if metrics need them."""
+    """A shard whose program was started, with its sums and its outputs."""
 
     batch: ShardBatch
-    values: tuple[Any, Any]  # the sums, and (outputs, targets) or None
+    values: tuple[Any, Outputs]  # the sums, and what metric objects or the next batch need
     info: TraceInfo
 
 
@@ -44,11 +44,10 @@ class SumsReader:
         self._names.begin()
 
     def read_shard(self, work: Work, started: StartedShard) -> NDArray[np.float64]:
-        """Waits for a shard's sums and returns them in float64; stores the shard's outputs if metrics need them."""
-        sums, outputs_and_targets = started.values
-        if outputs_and_targets is not None and self._outputs is not None:
-            outputs, targets = outputs_and_targets
-            self._outputs.keep(work, started.batch.shard, outputs, targets, started.batch.examples)
+        """Waits for a shard's sums and returns them in float64; stores the shard's outputs."""
+        sums, outputs = started.values
+        if self._outputs is not None:
+            self._outputs.keep(work, started.batch.shard, outputs, started.batch.examples)
         self._names.add(started.info.columns)
         return np.asarray(sums, np.float64) * started.info.scales
 

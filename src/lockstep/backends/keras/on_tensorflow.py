@@ -14,6 +14,7 @@ from lockstep.backends.tensorflow.losses import WEIGHING
 from lockstep.backends.tensorflow.training_program import ProgramResult, ReplicaVariables
 from lockstep.core.batches import inputs
 from lockstep.core.layout import Layout
+from lockstep.core.outputs import select_outputs
 from lockstep.core.shard_sums import CUSTOM_SUMS, Summand, list_loss_parts, measure
 from lockstep.core.types import Array, Work
 from lockstep.core.weighing import Share
@@ -151,7 +152,8 @@ class KerasProgram:
             term = WEIGHING.weigh_objective(compiled.objective, lambda x: compiled.call(x, training), batch, share)
             compiled.model._clear_losses()
             sums, columns = measure(array_ops, (), term, share.examples)
-        return ProgramResult(term, sums, columns, _mark_unchanged(own, values, compiled.read_statistics(scope)))
+        statistics = _mark_unchanged(own, values, compiled.read_statistics(scope))
+        return ProgramResult(term, sums, columns, statistics, select_outputs(term, wanted=False))
 
     def _read_values(self, own: ReplicaVariables, seeds: Any) -> VariableValues:
         """Returns the values of a replica's variables as tensors, and the shard's seeds."""

@@ -20,7 +20,7 @@ from lockstep.core import seeds
 from lockstep.core.batches import transform
 from lockstep.core.metrics import FIRST_METRIC, Metric, Sums
 from lockstep.core.objective import Objective
-from lockstep.core.outputs import ShardOutputs
+from lockstep.core.outputs import ShardOutputs, select_outputs
 from lockstep.core.shard_sums import ShardNames, Summand, check_loss, find_room, measure, pad
 from lockstep.core.types import Work
 from lockstep.core.weighing import Share, Term
@@ -146,9 +146,8 @@ class MxnetShardRunner:
         return batch
 
     def _keep_outputs(self, work: Work, shard: int, term: Term, share: Share) -> None:
-        if self._outputs.wanted:
-            outputs, targets = (transform(each, arrays.detach) for each in (term.outputs, term.targets))
-            self._outputs.keep(work, shard, outputs, targets, share.examples)
+        found = transform(select_outputs(term, self._outputs.wanted), arrays.detach)
+        self._outputs.keep(work, shard, found, share.examples)
 
     # -- forward only
 

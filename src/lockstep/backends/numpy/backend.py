@@ -22,7 +22,7 @@ from lockstep.core.fold import Fold
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, Column, Sums, resolve
 from lockstep.core.named_metrics import LossTraits, NamedMetrics
-from lockstep.core.outputs import ShardOutputs
+from lockstep.core.outputs import Outputs, ShardOutputs
 from lockstep.core.shard_sums import ShardSums, check_loss, find_room, measure, pad
 from lockstep.core.state import MODEL, OPTIMIZER, ArraySpec, check_state
 from lockstep.core.tree import Span
@@ -91,7 +91,7 @@ class NumpyBackend:
                 inputs, targets, weights = _read_piece(piece)
                 rng = np.random.Generator(np.random.PCG64(seeds.shard(work.seed, work.step, shard)))
                 values = model.forward(inputs, rng)
-                self.outputs.keep(work, shard, values[-1], targets, len(inputs))
+                self._keep_outputs(work, shard, values[-1], targets)
                 sums, output_gradient = self._weigh(values[-1], targets, weights, work)
                 check_loss(sums, work.step, shard)
                 vectors[shard] = pad(sums, self._layout.num_sums)
@@ -161,6 +161,10 @@ class NumpyBackend:
         model: Dense = self._replicas[replica % len(self._replicas)][0]
         return model
 
+    def _keep_outputs(self, work: Work, shard: int, outputs: Any, targets: Any) -> None:
+        if self.outputs.wanted:
+            self.outputs.keep(work, shard, Outputs(outputs, targets), len(outputs))
+
     # -- forward only
 
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
@@ -169,7 +173,7 @@ class NumpyBackend:
             for shard, piece in pieces.items():
                 inputs, targets, weights = _read_piece(piece)
                 outputs = self._get_model(replica)(inputs)
-                self.outputs.keep(work, shard, outputs, targets, len(inputs))
+                self._keep_outputs(work, shard, outputs, targets)
                 yield shard, self._weigh(outputs, targets, weights, work)[0]
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:

@@ -22,7 +22,7 @@ from lockstep.core.batches import transform
 from lockstep.core.fold import Fold
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import Column, Sums
-from lockstep.core.outputs import ShardOutputs
+from lockstep.core.outputs import Outputs, ShardOutputs
 from lockstep.core.reduction import Criterion
 from lockstep.core.shard_sums import ShardSums, check_loss, pad
 from lockstep.core.tree import Span
@@ -85,7 +85,7 @@ class TensorflowBackend:
         layout, names = self.layout(), self._shards.names
         rows = {}
         for shard, computed in self._shards.compute_gradients(work, self._list_variables()):
-            self._store_outputs(work, shard, computed.pair)
+            self._store_outputs(work, shard, computed.outputs)
             check_loss(computed.sums, work.step, shard)
             is_present = [array is not None for array in computed.arrays]
             rows[shard] = pad(computed.sums, layout.num_sums, [*is_present, *names.checks()])
@@ -150,15 +150,14 @@ class TensorflowBackend:
     def evaluate(self, work: Work) -> Iterator[tuple[int, Sums]]:
         """Yields each shard's loss and metrics, computed in evaluation mode."""
         self._prepare(work)
-        for shard, (sums, pair) in self._shards.evaluate(work, self._list_variables()):
-            self._store_outputs(work, shard, pair)
+        for shard, (sums, outputs) in self._shards.evaluate(work, self._list_variables()):
+            self._store_outputs(work, shard, outputs)
             yield shard, sums
 
-    def _store_outputs(self, work: Work, shard: int, pair: Any) -> None:
-        """Copies a shard's outputs and targets to the host, if metric objects need them."""
-        if pair is not None:
-            outputs, targets = tf.nest.map_structure(lambda each: _to_numpy(each) if tf.is_tensor(each) else each, pair)
-            self.outputs.keep(work, shard, outputs, targets, work.count(shard))
+    def _store_outputs(self, work: Work, shard: int, outputs: Outputs) -> None:
+        """Copies to the host what metric objects or the next batch need of a shard."""
+        found = tf.nest.map_structure(lambda each: _to_numpy(each) if tf.is_tensor(each) else each, outputs)
+        self.outputs.keep(work, shard, found, work.count(shard))
 
     def forward(self, work: Work) -> Iterator[tuple[int, Any]]:
         """Yields each shard's outputs, computed in evaluation mode."""

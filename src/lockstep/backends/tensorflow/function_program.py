@@ -17,6 +17,7 @@ from lockstep.backends.tensorflow.unsupported import check_function, check_optim
 from lockstep.core.batch_entries import spread_inputs
 from lockstep.core.metrics import resolve
 from lockstep.core.named_metrics import NamedMetrics
+from lockstep.core.outputs import select_outputs
 from lockstep.core.shard_sums import find_room, measure
 from lockstep.core.weighing import Share
 
@@ -70,8 +71,8 @@ class FunctionProgram:
         with self._replace_handles(own):
             term = self._compute_term(lambda inputs: self._call(inputs, seeds, training), batch, share)
             parts, columns = measure(array_ops, self._metrics, term, share.examples)
-        pair = (term.outputs, term.targets) if self._keeps_outputs else None
-        return ProgramResult(term, parts, columns, own.statistics, pair)
+        outputs = select_outputs(term, self._keeps_outputs)
+        return ProgramResult(term, parts, columns, own.statistics, outputs)
 
     def predict(self, own: ReplicaVariables, inputs: Any, seeds: Any) -> Any:
         """Computes the function's outputs in evaluation mode."""

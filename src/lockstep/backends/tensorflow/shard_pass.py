@@ -21,6 +21,7 @@ from lockstep.backends.tensorflow.training_program import ReplicaVariables, Trai
 from lockstep.core import seeds
 from lockstep.core.batches import leaves, transform
 from lockstep.core.metrics import Column, Sums
+from lockstep.core.outputs import Outputs
 from lockstep.core.shard_sums import ShardNames
 from lockstep.core.target_kind import Labels, check_labels
 from lockstep.core.types import Work
@@ -34,7 +35,7 @@ class ShardGradients(NamedTuple):
     statistics: Sequence[Any]  # the running statistics; None for a statistic that the shard did not change
     sums: Any
     contributes: Any  # whether the shard has a loss at all, as a tensor
-    pair: Any = None  # outputs and targets, if metric objects need them
+    outputs: Outputs = Outputs()  # for metric objects and the next batch
 
 
 class ShardLeaf(NamedTuple):
@@ -42,7 +43,7 @@ class ShardLeaf(NamedTuple):
 
     arrays: Sequence[Any]  # the gradients, then the running statistics; None for what the shard does not have
     sums: Sums
-    pair: Any
+    outputs: Outputs
 
 
 @dataclass
@@ -84,10 +85,10 @@ class TensorflowShardRunner:
         results = self._run(work, own, self._compute_gradients)
         return ((shard, _copy_to_host(found, first=shard == 0)) for shard, found in results)
 
-    def evaluate(self, work: Work, own: ReplicaVariables) -> Iterator[tuple[int, tuple[Any, Any]]]:
-        """Yields every shard's sums in evaluation mode, and its outputs and targets if metric objects need them."""
+    def evaluate(self, work: Work, own: ReplicaVariables) -> Iterator[tuple[int, tuple[Any, Outputs]]]:
+        """Yields every shard's sums and outputs, computed in evaluation mode."""
         self.names.begin()
-        return ((shard, (np.array(sums), pair)) for shard, (sums, pair) in self._run(work, own, self._evaluate))
+        return ((shard, (np.array(sums), outputs)) for shard, (sums, outputs) in self._run(work, own, self._evaluate))
 
     def predict(self, work: Work, own: ReplicaVariables) -> Iterator[tuple[int, Any]]:
         """Yields each shard's outputs in evaluation mode."""
@@ -180,13 +181,13 @@ class TensorflowShardRunner:
         ]
         dense = [None if each is None else _to_dense(each, term.gradient_factor) for each in gradients]
         sums = array_ops.join(result.parts)
-        return ShardGradients(dense, statistics, sums, tf.convert_to_tensor(term.contributes), result.pair)
+        return ShardGradients(dense, statistics, sums, tf.convert_to_tensor(term.contributes), result.outputs)
 
     def _evaluate(self, own: ReplicaVariables, batch: Any, rows: Any, share: Share, info: TensorflowTraceInfo) -> Any:
         """Computes one shard's sums in evaluation mode."""
         result = self._program.compute(own, batch, share._replace(alone=False), rows, training=False)
         info.columns, info.labels = result.columns, result.term.labels
-        return array_ops.join(result.parts), result.pair
+        return array_ops.join(result.parts), result.outputs
 
     def _predict(self, own: ReplicaVariables, inputs: Any, rows: Any, share: Share, info: TensorflowTraceInfo) -> Any:
         """Computes one shard's outputs in evaluation mode."""
@@ -209,7 +210,7 @@ def _copy_to_host(found: ShardGradients, first: bool) -> ShardLeaf:
         each if each is None or first or each.dtype.is_floating else np.zeros(each.shape) for each in found.statistics
     ]
     arrays = [None if each is None else np.asarray(each) for each in (*gradients, *statistics)]
-    return ShardLeaf(arrays, np.array(found.sums), found.pair)
+    return ShardLeaf(arrays, np.array(found.sums), found.outputs)
 
 
 def _trace(body: Callable[..., Any], given: tuple[Any, ...]) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from lockstep.core.metrics import Column
+from lockstep.core.outputs import Outputs
 from lockstep.core.shard_sums import Summand
 from lockstep.core.weighing import Share, Term
 
@@ -31,7 +32,7 @@ class ProgramResult(NamedTuple):
     parts: Sequence[Summand]
     columns: Sequence[Column]
     statistics: Sequence[Any]  # after this shard; the variable itself for a statistic that the shard did not change
-    pair: Any = None  # outputs and targets, if metric objects need them
+    outputs: Outputs = Outputs()  # for metric objects and the next batch
 
 
 class TrainingProgram(Protocol):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, contiguous_format
 
-from lockstep.core.batches import transform
+from lockstep.core.batches import leaves, transform
 
 _THREAD = threading.local()  # its streams
 
@@ -105,6 +105,11 @@ def output_to_host(value: Any) -> Any:
 def copy_to_host(tree: Any) -> Any:
     """Returns a pytree with every tensor copied to numpy, because the model may write to its outputs again."""
     return transform(tree, lambda value: np.array(output_to_host(value)) if isinstance(value, torch.Tensor) else value)
+
+
+def view_as_tensors(tree: Any) -> list[torch.Tensor]:
+    """Returns the numpy arrays of a pytree as tensors that share their memory; an empty list for None."""
+    return [] if tree is None else [torch.from_numpy(each) for each in leaves(tree)]
 
 
 def find_tensors(outputs: Any) -> list[torch.Tensor]:

@@ -35,7 +35,8 @@ def dump(recipe: Recipe) -> bytes:
     except Exception as error:
         raise ModelError(
             f"A worker process gets the model by pickle. {_find_culprit(recipe)} cannot be pickled: {error}. "
-            "Create it in the forward pass, or leave it out with __getstate__; or use devices=1."
+            "Create it in the forward pass, or leave it out with __getstate__; or start the script with torchrun, "
+            "whose processes create the model themselves; or use devices=1."
         ) from error
     finally:
         for tensor, data in zip(tensors, placed, strict=True):

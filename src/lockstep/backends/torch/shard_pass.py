@@ -15,7 +15,7 @@ from lockstep.backends.torch.attribute_guard import ModuleAttributeGuard
 from lockstep.backends.torch.buffers import BufferAverages, find_loss_buffers, may_write_buffers
 from lockstep.backends.torch.compiled_code import name_modules
 from lockstep.backends.torch.flat_vectors import LeafArrays, choose_sum_type
-from lockstep.backends.torch.inputs import copy_to_device, copy_to_host, find_tensors
+from lockstep.backends.torch.inputs import copy_to_device, copy_to_host, find_tensors, view_as_tensors
 from lockstep.backends.torch.loss_scaler import find_cast_parameters, find_power_of_two
 from lockstep.backends.torch.parameter_guard import ParameterGuard
 from lockstep.backends.torch.replica import Replica
@@ -27,7 +27,7 @@ from lockstep.core.batch_entries import call_model
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import DIVIDED, FIRST_METRIC, WEIGHT, Column, Sums
 from lockstep.core.options import Options
-from lockstep.core.outputs import ShardOutputs
+from lockstep.core.outputs import Outputs, ShardOutputs, select_outputs
 from lockstep.core.shard_sums import NUM_CHECKS, ShardNames, check_loss
 from lockstep.core.types import Work
 from lockstep.core.weighing import Share, Term
@@ -118,7 +118,8 @@ class TorchShards:
         def list_results() -> list[Tensor]:
             assert arrays is not None
             found = [gradient for gradient in arrays.gradients if gradient is not None]
-            return [*found, *arrays.buffers, *self._rows.tensors(shard)]
+            carried = view_as_tensors(self._kept_outputs.get_carried(shard))
+            return [*found, *arrays.buffers, *self._rows.tensors(shard), *carried]
 
         for _ in self._attribute_guard.run_passes(list_results):
             try:
@@ -260,8 +261,8 @@ class TorchShards:
         else:
             with settings.use_precision(self._precision, device):
                 term = self._program.compute(self._replica.model, batch, share)
-        if self._kept_outputs.wanted:
-            self._kept_outputs.keep(work, shard, copy_to_host(term.outputs), copy_to_host(term.targets), share.examples)
+        found = select_outputs(term, self._kept_outputs.wanted)
+        self._kept_outputs.keep(work, shard, Outputs(*map(copy_to_host, found)), share.examples)
         return term, share
 
     def _prepare(self, batch: Any) -> None:

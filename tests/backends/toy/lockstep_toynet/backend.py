@@ -14,7 +14,7 @@ from lockstep.core.layout import Layout
 from lockstep.core.metrics import FIRST_METRIC, resolve
 from lockstep.core.named_metrics import NamedMetrics
 from lockstep.core.objective import Objective
-from lockstep.core.outputs import ShardOutputs
+from lockstep.core.outputs import ShardOutputs, select_outputs
 from lockstep.core.shard_sums import NUM_CHECKS, ShardNames, ShardSums, check_loss, find_room, measure, pad
 from lockstep.core.state import MODEL, OPTIMIZER, ArraySpec, check_state
 from lockstep.core.types import LazyState, to_array
@@ -116,7 +116,7 @@ class ToynetBackend:
         examples = work.count(shard)
         share = Share(examples, examples / work.num_examples, alone, work.summed)
         term = self._compute_term(self._model, _copy(piece), share)
-        self.outputs.keep(work, shard, term.outputs, term.targets, examples)
+        self.outputs.keep(work, shard, select_outputs(term, self.outputs.wanted), examples)
         parts, columns = measure(array_ops, self._metrics, term, examples)
         self._names.add(columns)
         sums = np.concatenate([np.ravel(np.asarray(value, "float64")) * times for value, times in parts])

@@ -12,6 +12,7 @@ from lockstep.backends.jax.shard_pass import ShardPasses, TraceInfo
 from lockstep.backends.keras import losses
 from lockstep.backends.keras.on_jax.model import KerasJaxModel
 from lockstep.backends.keras.stateless_model import CompiledModel, split_batch
+from lockstep.core.outputs import Outputs
 from lockstep.core.shard_sums import list_loss_parts
 from lockstep.core.weighing import Share, Term
 
@@ -39,4 +40,4 @@ class KerasShardPasses(ShardPasses):
         info.divided = not (isinstance(term.divided, float) and term.divided == 0.0)
         info.columns = self._compiled.metrics.list_columns()
         info.scales = np.array([term.times, *[1.0] * (sum(each.size for each in flat) - 1)])
-        return jnp.concatenate(flat), None
+        return jnp.concatenate(flat), Outputs()
