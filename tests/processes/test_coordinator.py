@@ -9,6 +9,7 @@ from lockstep.core.lateness import Deadline
 from lockstep.core.membership import MAX_FAILURES, Phase
 from lockstep.core.membership_events import Admitted
 from lockstep.errors import AttemptAborted, WorkerError
+from lockstep.processes import process_watch
 from processes.fake_workers import FakeWorld
 
 
@@ -124,6 +125,19 @@ def test_a_worker_that_acknowledges_too_late_is_killed(open_world):
     assert world.coordinator.state.phase is Phase.IDLE
     assert world.workers[1].ended
     assert world.lines[0] == "waiting for cpu:1 (pid 4001) in step 7, giving the attempt up"
+
+
+def test_a_wait_that_ends_before_the_deadline_only_looks_again(open_world, monkeypatch):
+    """`poll` cannot wait for longer than 24 days at once."""
+    monkeypatch.setattr(process_watch, "_MAX_MILLISECONDS", 1)
+    world = open_world(2, clock=Clock(0.0, 0.0, 5.0, 5.0, 6.0, 6.0, 7.0, 7.0, 1e9, 1e9), deadline=Deadline(1e9))
+    world.begin(7)
+    with pytest.raises(AttemptAborted):
+        world.coordinator.wait_for_sums()
+    assert world.lines == [
+        "waiting for cpu:1 (pid 4001) in step 7, computing",
+        "cpu:1 (pid 4001) is ended: no answer for 1000000000 s",
+    ]
 
 
 def test_a_deadline_of_zero_kills_nobody(open_world):

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from lockstep.processes import process_watch
 from lockstep.processes.process_watch import ProcessWatch
 
 
@@ -34,6 +35,17 @@ def test_nothing_happens(watch):
     start = time.monotonic()
     assert watch.wait(0.05) is None
     assert time.monotonic() - start >= 0.05  # not a moment earlier, so that the caller finds its time over
+
+
+@pytest.mark.parametrize("seconds", [2_147_483.0, 2_147_484.0, 1e300])  # poll takes at most 2**31 - 1 ms
+def test_a_wait_may_be_longer_than_poll_can_be(watch, events, seconds):
+    os.eventfd_write(events[1], 1)
+    assert watch.wait(seconds) == [1]
+
+
+def test_a_wait_that_is_too_long_for_poll_ends_early(watch, monkeypatch):
+    monkeypatch.setattr(process_watch, "_MAX_MILLISECONDS", 20)
+    assert watch.wait(1e300) is None
 
 
 def test_the_eventfd_is_read(watch, events):

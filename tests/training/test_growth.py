@@ -205,6 +205,25 @@ def test_a_grown_run_loads_a_checkpoint_of_fewer_shards(host, tmp_path):
 
 
 @pytest.mark.timeout(120)
+def test_a_grown_run_continues_a_run_of_fewer_shards_that_other_code_has_restored(host):
+    with wrap(shards=None) as trainer:
+        session = trainer.session
+        session.run.shards = 6
+        step_until(trainer, 4)
+        assert session.min_shards == 1
+        session.run.shards = 2
+        session.continue_run()
+        assert trainer.devices == trainer.history.devices == ("cpu:0", "cpu:1")
+        trainer.step(BATCH, verbose=0)
+        assert len(trainer.digest()) == 64
+
+
+def test_devices_that_were_asked_for_need_a_shard_each(host):
+    with wrap(2) as trainer:
+        assert trainer.session.min_shards == 2
+
+
+@pytest.mark.timeout(120)
 def test_a_breakdown_of_a_run_that_shrinks(capsys):
     class Shrink(lockstep.Callback):
         def on_epoch_end(self, epoch, logs=None):

@@ -28,10 +28,12 @@ class Restored:
 
     def take_over(self, trainer: Any, steps_per_epoch: int | None) -> bool:
         """Copies the backup's seed, shards and counts to the trainer's run; returns whether the seed has changed."""
-        run, seed = trainer.session.run, trainer.session.run.seed
+        session = trainer.session
+        run, seed = session.run, session.run.seed
         counts = {"epoch": run.epoch + self.epochs, "step": run.step + self.epochs * (steps_per_epoch or 0)}
-        source = f"a backup at the beginning of epoch {self.epochs + 1}"
-        trainer.session.take_over(self.run or dataclasses.replace(run, **counts), source)
+        run.take_over(self.run or dataclasses.replace(run, **counts))
+        session.resumed = f"resumed from a backup at the beginning of epoch {self.epochs + 1}"
+        session.continue_run()
         return bool(run.seed != seed)
 
 
@@ -60,7 +62,7 @@ class Backup(KerasCallback):
         numbers = self._read().get(RUN_KEY)
         saved = Run.from_saved(numbers) if isinstance(numbers, dict) else None
         if saved is not None:  # checked before Keras changes the model
-            self.trainer.session.run.check(saved, self.trainer.exact, len(self.trainer.devices))
+            self.trainer.session.run.check(saved, self.trainer.exact, self.trainer.session.min_shards)
         model._initial_epoch = None  # Keras itself never resets it, and a later fit would skip epochs
         super().on_train_begin(logs)
         epochs, model._initial_epoch = model._initial_epoch, None

@@ -4,6 +4,8 @@ import os
 import select
 from collections.abc import Sequence
 
+_MAX_MILLISECONDS = 2**31 - 1  # poll takes a C int
+
 
 class ProcessWatch:
     """Waits for an eventfd, for the ends of processes, and for channels."""
@@ -26,12 +28,16 @@ class ProcessWatch:
             self._poll.unregister(pidfd)
 
     def wait(self, seconds: float | None = None, channels: Sequence[int] = ()) -> list[int] | None:
-        """Blocks until something happens; returns the seats whose processes have ended, None if the time is over."""
+        """Blocks until something happens; returns the seats whose processes have ended, None if nothing happened.
+
+        Then the time is over, unless `seconds` are more than 24 days: that wait ends early, and the caller waits again.
+        """
         for channel in channels:
             self._poll.register(channel, select.POLLIN)
         try:
             # Rounded up, so that a wait is over when this returns because of the time.
-            happened = self._poll.poll(None if seconds is None else 1000 * seconds + (seconds > 0))
+            limit = None if seconds is None else min(1000 * seconds + (seconds > 0), _MAX_MILLISECONDS)
+            happened = self._poll.poll(limit)
         finally:
             for channel in channels:
                 self._poll.unregister(channel)

@@ -284,18 +284,19 @@ class Session:
         """Returns a copy of the complete state, from which the run can be continued; `more` is added to its `facts`."""
         return take_snapshot(self.recipe, self.backend, self.run, **more)
 
+    @property
+    def min_shards(self) -> int:
+        """The number of devices that each need a shard; replicas that joined by themselves do not, as they can end."""
+        return 1 if self._processes.has_grown else len(self.devices)
+
     def restore(self, saved: Snapshot) -> None:
         """Loads a snapshot; raises before anything is changed if it does not fit."""
-        num_devices = 1 if self._processes.has_grown else len(self.devices)
-        restore_snapshot(saved, self.recipe, self.backend, self.run, num_devices)
-        self._processes.shrink(self.run.shards or 1)
-        self._num_passes = 0
-        self.opening.note = ""
-        self.opening.reset()
+        restore_snapshot(saved, self.recipe, self.backend, self.run, self.min_shards)
+        self.continue_run()
 
-    def take_over(self, run: Run, source: str) -> None:
-        """Continues as a run whose state other code has restored; `source` is a text for `resumed`."""
-        self.run.take_over(run)
-        self._num_passes = 0
-        self.resumed = f"resumed from {source}"
+    def continue_run(self) -> None:
+        """Continues from the state and the run that were restored; replicas that joined by themselves may end."""
+        self._processes.shrink(self.run.shards or 1)
+        self.history.devices = self.devices
+        self._num_passes, self.opening.note = 0, ""
         self.opening.reset()

@@ -1,6 +1,8 @@
 """Keras's BackupAndRestore: an interrupted run resumes as in Keras, with the bits of an uninterrupted one."""
 
 import json
+import sys
+import time
 
 import h5py  # noqa: F401  # Keras imports it while it works, and it sets a variable of the process
 import keras
@@ -9,7 +11,9 @@ import pytest
 from keras import layers
 
 import lockstep
+from lockstep.core import growth
 from lockstep.errors import CallbackError, ExactError, ModelError, StateError
+from lockstep.launch.host import Host
 
 # Keras's own arrays, under numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -152,6 +156,29 @@ def test_other_shards_than_the_backup_s_are_refused_before_the_model_is_loaded(t
         with pytest.raises(StateError, match=r"has shards=4, which a resumed run must keep, and this run was given"):
             fit(trainer, keras.callbacks.BackupAndRestore(tmp_path))
         assert trainer.digest() == before
+
+
+@pytest.mark.skipif(keras.config.backend() != "torch", reason="only PyTorch's replicas join while a run trains")
+def test_replicas_that_joined_by_themselves_end_if_the_backup_has_no_shards_for_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["lockstep.wrap"], "read_host", lambda: Host(2.0, 64 << 30, 1 << 20))
+    monkeypatch.setattr(growth, "SECONDS_ALONE", 0.0)
+    monkeypatch.setattr(growth, "MIN_STEP", 0.0)
+    monkeypatch.setattr(growth, "_SECONDS_COMPARED", 1e9)  # they stay, whether they gain or not
+    monkeypatch.delenv("LOCKSTEP_DEVICES", raising=False)
+    with wrap_model(shards=1) as trainer:
+        fit(trainer)
+        digest = trainer.digest()
+    with wrap_model(shards=1) as trainer, pytest.raises(RuntimeError, match="interrupted"):
+        fit(trainer, keras.callbacks.BackupAndRestore(tmp_path), Interrupting(2))
+    with wrap_model(None, shards=None) as trainer:
+        end = time.monotonic() + 60
+        while len(trainer.session.processes.replicas()) < 2:
+            assert time.monotonic() < end
+            fit(trainer, epochs=1, data=(np.tile(X, (4, 1)), np.tile(Y, 4)), batch_size=160)
+        assert trainer.shards == 2
+        history = fit(trainer, keras.callbacks.BackupAndRestore(tmp_path))
+        assert (history.epoch, trainer.shards, trainer.devices) == ([2, 3], 1, ("cpu:0",))
+        assert trainer.digest() == digest
 
 
 def test_a_generator_cannot_be_read_again(tmp_path):
