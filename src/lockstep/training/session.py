@@ -69,8 +69,7 @@ class Session:
         self._processes = SessionProcesses(starter.start, self.own_devices, growth)
         self.quiet = QuietPeriods(self._processes)
         seed = self.processes.share(lambda: run.seed)  # launched processes take the first one's
-        if "seed" not in run.given:
-            run.seed = seed
+        run.seed = run.seed if "seed" in run.given else seed
 
     @property
     def processes(self) -> Processes:
@@ -236,9 +235,8 @@ class Session:
 
     def _gather(self, command: Command, plan: Callable[[], list[Work]]) -> dict[int, Any]:
         while True:
-            works = plan()
             with suppress(AttemptAborted):  # else the others do it again
-                answers = self.processes.gather(command, works)
+                answers = self.processes.gather(command, plan())
                 return {key: value for answer in answers for key, value in answer.items()}
 
     # -- metric objects and carried state

@@ -59,10 +59,9 @@ class TorchBackend:
         self._shards = TorchShards(self._replica, loss, program, self._options, self.outputs)
         self._loss, self._references, self.recipe_version = loss, LossReferences(loss, recipe.model), 0
         self._scaler = LossScaler(2.0**16) if self._options.precision == "fp16" else LossScaler()
-        self._last_scale = self._scaler.scale
+        self._last_scale, self._device_copy = self._scaler.scale, DeviceCopy(self._device)
         self._trained: dict[str, Tensor] = {}
         self._layout: Layout | None = None
-        self._device_copy = DeviceCopy(self._device)
 
     def spread(self, devices: Sequence[str]) -> None:
         """Does nothing, because each process has one device."""
@@ -169,8 +168,8 @@ class TorchBackend:
         used = [parameter for parameter, flag in zip(self._trained.values(), flags, strict=True) if flag]
         gradients = [gradient for gradient, flag in zip(found, flags, strict=True) if flag]
         if self._options.precision == "fp16":
-            unscaled = self._scaler.unscale(gradients, [flag >= HALF for flag in flags if flag], work.step)
-            if unscaled is None:  # one of them is not finite
+            halves = [flag >= HALF for flag in flags if flag]
+            if (unscaled := self._scaler.unscale(gradients, halves, work.step)) is None:  # one is not finite
                 return
             gradients = unscaled
         if self._options.clip_norm is not None and gradients:
