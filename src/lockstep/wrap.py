@@ -14,7 +14,7 @@ from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
 from lockstep.core.run_state import Run
-from lockstep.errors import LaunchError
+from lockstep.errors import DeviceError, LaunchError, PlanError
 from lockstep.launch import environment, malloc
 from lockstep.launch.host import read_host
 from lockstep.processes import rendezvous
@@ -104,9 +104,18 @@ def wrap(
     if rendezvous.is_launched():
         return _join(recipe, run, module, devices, objects)
     asked = environment.read_devices() if devices is None else devices
-    resolved = names.resolve(asked, module.available(), module.name)
-    if shards is not None:
-        Plan.even(shards, range(len(resolved)))  # refuses devices without a shard before anything is started
+    try:
+        resolved = names.resolve(asked, module.available(), module.name)
+        if shards is not None:
+            Plan.even(shards, range(len(resolved)))  # refuses devices without a shard before anything is started
+    except (DeviceError, PlanError) as error:
+        if asked is devices:
+            raise
+        text = ",".join(asked) if isinstance(asked, list) else asked
+        raise type(error)(
+            f"LOCKSTEP_DEVICES={text} is used as devices={asked!r}. {error} Change LOCKSTEP_DEVICES, or unset it for "
+            "the default."
+        ) from None
     groups = module.processes(resolved)
     backend = _open(module, recipe, groups[0])
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import LaunchError
+from lockstep.errors import DeviceError, LaunchError
 from lockstep.launch import environment, slurm
 from lockstep.launch.environment import ProcessPlace
 
@@ -290,3 +290,34 @@ def test_workers_do_not_look_launched_by_mpirun(monkeypatch: pytest.MonkeyPatch)
     set_all(monkeypatch, {**OPEN_MPI, **MPICH, "HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"})
     monkeypatch.setattr(os, "environ", environment.build_worker_environment())
     assert environment.find_place() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        ("", None),
+        (" 2 ", 2),
+        ("cpu", ["cpu"]),
+        ("cuda:0, cuda:1", ["cuda:0", "cuda:1"]),
+    ],
+)
+def test_devices(monkeypatch: pytest.MonkeyPatch, text: str, devices: int | list[str] | None) -> None:
+    monkeypatch.setenv("LOCKSTEP_DEVICES", text)
+    assert environment.read_devices() == devices
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("0", "-1", "2.5", "1e3", "\N{SUPERSCRIPT TWO}", "9" * 5000),  # the last is too long for int()
+        *("0,1", "cpu:0,", ",", ":0", "['cpu']"),
+    ],
+)
+def test_text_that_is_neither_a_number_nor_names_of_devices(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("LOCKSTEP_DEVICES", text)
+    message = (
+        "LOCKSTEP_DEVICES must be a number of devices, 1 or more, or names of devices with commas between them. Got "
+        f"LOCKSTEP_DEVICES={text!r:.100}. Use for example 2, or cpu:0,cpu:1, or unset it for the default."
+    )
+    with pytest.raises(DeviceError, match=f"^{re.escape(message)}$"):
+        environment.read_devices()

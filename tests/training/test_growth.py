@@ -1,6 +1,7 @@
 """A run that starts alone gets more CPU replicas while it trains, and none of its bits changes."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 import lockstep
 from lockstep.backends.numpy import SGD, Dense
 from lockstep.core import growth
+from lockstep.errors import DeviceError, PlanError
 from lockstep.launch.host import Host
 from lockstep.training import session_processes
 
@@ -81,6 +83,33 @@ def test_devices_from_the_environment(monkeypatch):
     monkeypatch.setenv("LOCKSTEP_DEVICES", "2")
     with wrap() as trainer, wrap(3) as given:
         assert (len(trainer.devices), len(given.devices)) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        (
+            "abc",
+            DeviceError,
+            "LOCKSTEP_DEVICES=abc is used as devices=['abc']. This host has no device 'abc:0'. Use one of its devices: "
+            "cpu:0. Change LOCKSTEP_DEVICES, or unset it for the default.",
+        ),
+        ("cpu:0, x:1", DeviceError, "LOCKSTEP_DEVICES=cpu:0,x:1 is used as devices=['cpu:0', 'x:1']. All devices must"),
+        ("7", PlanError, "LOCKSTEP_DEVICES=7 is used as devices=7. devices=7 needs at least 7 shards, got shards=6."),
+        ("-1", DeviceError, "LOCKSTEP_DEVICES must be a number of devices, 1 or more,"),
+    ],
+)
+def test_devices_from_the_environment_that_do_not_fit(monkeypatch, text, error, message):
+    monkeypatch.setenv("LOCKSTEP_DEVICES", text)
+    with pytest.raises(error, match="^" + re.escape(message)):
+        wrap()
+    wrap(1).close()  # an argument has precedence
+
+
+def test_devices_that_do_not_fit_and_are_not_from_the_environment(monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_DEVICES", "abc")
+    with pytest.raises(DeviceError, match=r"^This host has no device 'x:0'"):
+        wrap("x")
 
 
 class Unpicklable(Dense):

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from lockstep.errors import LaunchError
+from lockstep.errors import DeviceError, LaunchError
 from lockstep.launch import slurm, tf_config
-from lockstep.launch.slurm import FIRST_PORT, NUM_PORTS
 
 Value = TypeVar("Value")
 
@@ -179,7 +178,7 @@ def _from_mpi() -> ProcessPlace | None:
             index, count, local_index, local_count, _read(str, "MASTER_ADDR"), _read(_parse_integer, "MASTER_PORT")
         )
     if local_count == count and os.environ.get(launcher.job):
-        port = FIRST_PORT + zlib.crc32(_read(str, launcher.job).encode()) % NUM_PORTS
+        port = slurm.FIRST_PORT + zlib.crc32(_read(str, launcher.job).encode()) % slurm.NUM_PORTS
         return ProcessPlace(index, count, local_index, local_count, "127.0.0.1", port)
     raise LaunchError(
         f"The processes that were launched have no common address. This is process {index} of {count} "
@@ -267,9 +266,14 @@ def list_settings(names: Container[str]) -> dict[str, str]:
 def read_devices() -> int | list[str] | None:
     """Returns the devices in LOCKSTEP_DEVICES, a number or names with commas between them, for `devices=None`."""
     text = os.environ.get("LOCKSTEP_DEVICES", "").strip()
-    if not text:
-        return None
-    return int(text) if text.isdigit() else [name.strip() for name in text.split(",")]
+    number = int(text) if text.isdecimal() and len(text) < 10 else 0
+    names = [name.strip() for name in text.split(",") if text]
+    if not number and not all(name[:1].isalpha() for name in names):
+        raise DeviceError(
+            "LOCKSTEP_DEVICES must be a number of devices, 1 or more, or names of devices with commas between them. "
+            f"Got LOCKSTEP_DEVICES={text!r:.100}. Use for example 2, or cpu:0,cpu:1, or unset it for the default."
+        )
+    return number or names or None
 
 
 def read_worker_timeout() -> float | None:

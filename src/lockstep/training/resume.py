@@ -47,7 +47,7 @@ def resume_fit(session: Session, loop: Loop, autosave: Autosave, open_data: Call
     facts: dict[str, Any] = saved.facts.get("fit", {})
     check_facts(facts, _FACTS)
     check_facts(facts["place"], _PLACE)
-    if starts_from_beginning(saved, session.run, loop.data.batch_size, len(session.devices)):
+    if starts_from_beginning(saved, session.run, loop.data.batch_size, session.min_shards):
         return None
     epochs = loop.options.epochs
     place = LoopPosition(**{name: facts["place"][name] for name in _PLACE})
