@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lockstep
+from lockstep.backends.torch import buffers
 from lockstep.errors import ExactError, ModelError
 
 X = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
@@ -18,7 +19,7 @@ def wrapped(net, loss=None, devices=1, **options):
         nn.init.normal_(parameter)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     loss = loss or nn.CrossEntropyLoss()
-    return lockstep.wrap(net, optimizer, loss, devices=devices, shards=4, threads=1, **options)
+    return lockstep.wrap(net, optimizer, loss, devices=devices, threads=1, **{"shards": 4, **options})
 
 
 class Counting(nn.Linear):
@@ -48,6 +49,33 @@ def test_an_evaluation_changes_no_buffer(num_devices):
         assert trainer.digest() == before
         assert trainer.model.calls == 1
         assert trainer.model.scale == 1.5
+
+
+class Expanded(nn.Linear):
+    """One buffer that changes, and one whose elements share their memory, so that it cannot be written to."""
+
+    def __init__(self, is_expanded):
+        super().__init__(5, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        ones = torch.ones(())
+        self.register_buffer("scale", ones.expand(3) if is_expanded else ones)
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.scale
+
+
+@pytest.mark.parametrize("is_expanded", [False, True])
+def test_with_one_shard_buffers_are_only_compared_if_one_cannot_be_written_to(is_expanded, monkeypatch):
+    calls = []
+    find_differing = buffers.find_differing
+    monkeypatch.setattr(buffers, "find_differing", lambda *pair: calls.append(pair) or find_differing(*pair))
+    with wrapped(Expanded(is_expanded), shards=1) as trainer:
+        for _ in range(2):
+            trainer.step((X, Y))
+        assert trainer.model.calls == 2
+        assert (trainer.model.scale == 1).all()
+    assert bool(calls) == is_expanded
 
 
 class Running(nn.Module):

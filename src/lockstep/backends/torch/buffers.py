@@ -141,6 +141,8 @@ class BufferAverages:
             if not first:
                 for index in self._integers:
                     arrays.buffers[index].zero_()
+            if weight is None and all(map(_is_writable, tensors)):  # to write the same values again changes nothing
+                self._changed = [True] * len(tensors)
             if not replaced and all(self._changed):
                 torch._foreach_copy_(tensors, self._values)
                 return self._changed
@@ -218,6 +220,11 @@ class BufferAverages:
         if any(changed):
             tensors = [buffer.tensor for buffer in compress(self.averaged, changed)]
             torch._foreach_copy_(_detach(tensors), list(compress(fields, changed)))
+
+
+def _is_writable(tensor: Tensor) -> bool:
+    """Returns whether the tensor can be written to as a whole: not if some of its elements share their memory."""
+    return tensor.is_contiguous() and not tensor.is_inference()
 
 
 def _detach(tensors: Iterable[Tensor]) -> list[Tensor]:
