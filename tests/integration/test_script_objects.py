@@ -275,7 +275,7 @@ def test_step_hooks_do_not_travel(nesterov, kind):
     nesterov[0].step(BATCH)
     hook = getattr(two.session.backend._recipe.optimizer, f"register_step_{kind}_hook")(lambda *arguments: None)
     try:
-        with pytest.raises(OptimizerError, match=r"^An optimizer's step hooks are not sent to the workers\."):
+        with pytest.raises(OptimizerError, match=r"^The optimizer has step hooks, which are not sent to the workers\."):
             two.step(BATCH)
     finally:
         hook.remove()
@@ -294,7 +294,7 @@ def test_parameters_that_were_replaced(nesterov, change):
             net.double()
         else:
             net.first.weight = nn.Parameter(weight.detach().clone())
-        with pytest.raises(ModelError, match=r"^A wrapped model must keep its modules and its parameters"):
+        with pytest.raises(ModelError, match=r"^A module or parameter of the model was replaced"):
             trainer.step((BATCH[0].double(), BATCH[1]) if change == "double" else BATCH)
         assert trainer.session.run.step == step
         net.float()
@@ -423,17 +423,17 @@ class StepAgain:
 
 
 HOOKS = {
-    parameter_hook: "A parameter's hooks are not sent to the workers. Got a parameter with hooks. "
+    parameter_hook: "A parameter has hooks, which are not sent to the workers. "
     "Do their work on gradients = trainer.gradients(batch) before trainer.apply(gradients), or use devices=1.",
-    accumulated_hook: "A parameter's hooks are not sent to the workers. Got a parameter with hooks. "
+    accumulated_hook: "A parameter has hooks, which are not sent to the workers. "
     "Do their work on gradients = trainer.gradients(batch) before trainer.apply(gradients), or use devices=1.",
-    every_optimizers_pre_hook: "An optimizer's step hooks are not sent to the workers. Got an optimizer with hooks. "
+    every_optimizers_pre_hook: "The optimizer has step hooks, which are not sent to the workers. "
     "Do their work between gradients = trainer.gradients(batch) and trainer.apply(gradients), or use devices=1.",
-    every_optimizers_post_hook: "An optimizer's step hooks are not sent to the workers. Got an optimizer with hooks. "
+    every_optimizers_post_hook: "The optimizer has step hooks, which are not sent to the workers. "
     "Do their work between gradients = trainer.gradients(batch) and trainer.apply(gradients), or use devices=1.",
-    every_modules_hook: "Hooks for all modules are not sent to the workers. Got some in torch.nn.modules.module. "
+    every_modules_hook: "torch.nn.modules.module has hooks for all modules, which are not sent to the workers. "
     "Register them on the model's own modules before lockstep.wrap, or use devices=1.",
-    StepAgain: "Workers use the `step` of the optimizer's class. Got an optimizer whose `step` was replaced. "
+    StepAgain: "The optimizer's `step` was replaced, but workers use the `step` of its class. "
     "Define a subclass with this step, or use devices=1.",
 }
 
@@ -446,7 +446,7 @@ def test_hooks_and_replaced_steps_are_refused():
     first = parameter_hook(net, optimizer)
     with wrapped(net, optimizer) as trainer:
         assert len(trainer.devices) == 2
-        with pytest.raises(ModelError, match=r"^A parameter's hooks are not sent"):
+        with pytest.raises(ModelError, match=r"^A parameter has hooks, which are not sent"):
             trainer.step(BATCH)
         first.remove()
         trainer.step(BATCH)

@@ -116,7 +116,7 @@ def test_worlds_of_different_sizes_are_named():
     found |= meet(store, 2, [0], seconds=0.5)
     other.join()
     assert "Process 1 of 2 has not come to where the processes meet. Process 1 was launched as one of 3." in found[0]
-    assert "Process 0 of 3 has not listed this one, process 1. It was launched as one of 2." in found[1]
+    assert "Process 0 of 3 has not listed this one, process 1. Process 0 was launched as one of 2." in found[1]
 
 
 def test_two_processes_of_one_rank_are_refused():
@@ -134,7 +134,7 @@ def test_two_processes_of_one_rank_are_refused():
 
 def test_a_store_whose_process_has_ended_is_explained():
     found = meet(Vanished(), 2, [1])
-    assert found[1].startswith("Process 0 of 2, at which all processes meet, has ended before they had met.")
+    assert found[1].startswith("Process 0 of 2, at which all processes meet, has ended before all had come.")
 
 
 def test_a_long_wait_is_announced_before_it_ends():
@@ -144,9 +144,11 @@ def test_a_long_wait_is_announced_before_it_ends():
         now[0] += 1.0
 
     patience = Patience(100.0, notices.append, " Ask them.", lambda: now[0], sleep)
-    with pytest.raises(LaunchError, match=r"^Nobody is here\. Waited 100 seconds\. .*, 0 none\. Ask them\.$"):
+    with pytest.raises(
+        LaunchError, match=r"^Nobody is here\. Waited 100 seconds\. .*, or 0 for no limit\. Ask them\.$"
+    ):
         patience.wait(lambda: False, lambda: "Nobody is here.", 100.0)
-    assert notices == ["Nobody is here. Waiting since 10 seconds.", "Nobody is here. Waiting since 40 seconds."]
+    assert notices == ["Nobody is here. Waited 10 seconds so far.", "Nobody is here. Waited 40 seconds so far."]
 
 
 @pytest.mark.parametrize(

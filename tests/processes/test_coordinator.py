@@ -209,7 +209,7 @@ def test_a_shard_that_ends_two_processes_stops_the_run(open_world):
             if each not in (0, number):
                 world.workers[each].answer()
         abort(world)
-    with pytest.raises(WorkerError, match=r"Shard 5 of step 9 has ended two processes, .* It was not tried in this"):
+    with pytest.raises(WorkerError, match=r"Two processes ended while they computed shard 5 of step 9, .* not tried"):
         world.coordinator.raise_if_given_up()
 
 

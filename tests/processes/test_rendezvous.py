@@ -73,7 +73,8 @@ class Silent:
 
 def test_a_process_of_jax_that_never_calls_wrap_is_named():
     message = (
-        r"Process 0 of 3 has joined jax\.distributed and not called lockstep\.wrap\. Process 2 waited for it up to 7 "
+        r"Process 0 of 3 has joined jax\.distributed but has not called lockstep\.wrap\. "
+        r"Process 2 waited for that up to 7 "
     )
     with pytest.raises(LaunchError, match=message):
         JaxProcesses(2, 3, Silent(), "node7:1234").agree_on_place(7)

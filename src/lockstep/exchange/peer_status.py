@@ -65,13 +65,14 @@ class Peers:
             what = "ended"
         if not named:
             return WorkerError(
-                "Another launched process has ended or does not answer; see its own output. torch.distributed reports: "
-                f"{reason}"
+                "Another launched process has ended or does not answer. See the output of the other processes. "
+                f"torch.distributed reports: {reason}"
             )
         who = ", ".join(map(self.describe, named)) + (" has" if len(named) == 1 else " have")
         return WorkerError(
-            f"{who[0].upper()}{who[1:]} {what}, and every process is needed: process {self.index} stops, too. "
-            "See its own output. Launch all again: fit(checkpoint=...) continues from the last checkpoint."
+            f"{who[0].upper()}{who[1:]} {what}, and every process is needed, so process {self.index} stops, too. See "
+            f"the output of {'that process' if len(named) == 1 else 'those processes'}. Launch all processes again: "
+            "fit(checkpoint=...) continues from the last checkpoint."
         )
 
     def _watch(self) -> None:

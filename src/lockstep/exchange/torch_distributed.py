@@ -64,10 +64,10 @@ class ProcessGroup:
             return cls(accelerated)
         except RuntimeError as error:
             raise LaunchError(
-                f"Process {index} of {count} could not connect to the others, although all had come. One of them has "
-                "ended, or a firewall keeps other ports than MASTER_PORT closed, or Gloo uses the wrong network "
-                "interface: set GLOO_SOCKET_IFNAME=eth0, say, on every host. torch.distributed reports: "
-                f"{str(error).splitlines()[0]}"
+                f"Process {index} of {count} could not connect to the other processes, although all had come. Either "
+                "one of them has ended, or a firewall blocks ports other than MASTER_PORT, or Gloo uses the wrong "
+                "network interface (set for example GLOO_SOCKET_IFNAME=eth0 on every host). torch.distributed "
+                f"reports: {str(error).splitlines()[0]}"
             ) from error
 
     def _release(self) -> None:
@@ -111,7 +111,7 @@ class ProcessGroup:
     def exchange(
         self, received: Sequence[tuple[Tensor, int]], sent: Sequence[tuple[Tensor, int]], tag: int
     ) -> list["PendingMessage"]:
-        """Begins to receive and to send tensors, each from or to the rank beside it.
+        """Begins to receive and to send tensors, each from or to the rank that is given with it.
 
         Tensors on a GPU are all given to NCCL in one call: one by one, each would wait for the previous one.
         """

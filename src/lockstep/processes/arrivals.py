@@ -61,10 +61,11 @@ class Patience:
             if waited >= seconds:
                 raise LaunchError(
                     f"{describe()} Waited {waited:.0f} seconds. See the output of the missing processes. "
-                    f"LOCKSTEP_WORKER_TIMEOUT=seconds in every process sets another limit, 0 none.{self.advice}"
+                    "To wait longer, set LOCKSTEP_WORKER_TIMEOUT=seconds in every process, or 0 for no limit."
+                    f"{self.advice}"
                 )
             if waited >= notice:
-                self.say(f"{describe()} Waiting since {waited:.0f} seconds.")
+                self.say(f"{describe()} Waited {waited:.0f} seconds so far.")
                 notice *= 4
             self.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
@@ -101,8 +102,8 @@ def wait_for_all(store: KeyValueStore, index: int, count: int, host: str, patien
         if isinstance(error, LaunchError):
             raise
         raise LaunchError(
-            f"Process 0 of {count}, at which all processes meet, has ended before they had met. Its own output has its "
-            f"error. This is process {index}; torch.distributed reports: {str(error).splitlines()[0]}"
+            f"Process 0 of {count}, at which all processes meet, has ended before all had come. See the output of "
+            f"process 0. This is process {index}; torch.distributed reports: {str(error).splitlines()[0]}"
         ) from error
 
 
@@ -182,7 +183,7 @@ class _Meeting:
         """Returns who is waited for, as far as this process can tell."""
         if not self._is_listed() and self._index:
             others = len(json.loads(self._read(_LIST) or "[]"))
-            hint = f" It was launched as one of {others}." if others not in (0, self._count) else ""
+            hint = f" Process 0 was launched as one of {others}." if others not in (0, self._count) else ""
             return f"Process 0 of {self._count} has not listed this one, process {self._index}.{hint}"
         if missing := self._find_missing():
             return (

@@ -1,8 +1,7 @@
 """The controller's side of a step: waits for the workers, detects dead and late ones, and decides about the step.
 
-The decisions are those of core/membership.py. This class turns words in shared memory, ends of processes and answers
-into events of that protocol, and carries out the protocol's actions. A process is identified by its seat: 0 is the
-controller, the others are workers.
+core/membership.py decides. This class turns words in shared memory, ends of processes and answers into events of that
+protocol, and carries out its actions. A process is given by its seat: 0 is the controller, the others are workers.
 """
 
 import os
@@ -179,9 +178,9 @@ class Coordinator:
             return
         if given_up.shard is not None:
             raise WorkerError(
-                f"Shard {given_up.shard} of step {self.state.step} has ended two processes, so its examples, or the "
-                "code that computes them, end processes. It was not tried in this one. The model is as it was before "
-                "the step. Look at that shard's examples and at the memory they need."
+                f"Two processes ended while they computed shard {given_up.shard} of step {self.state.step}, so the "
+                "shard was not tried in the script's own process. The model is as it was before the step. Look at the "
+                "shard's examples, at the code that computes them, and at the memory that they need."
             )
         if self._step_errors:
             raise next(iter(self._step_errors.values()))

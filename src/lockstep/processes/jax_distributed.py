@@ -48,9 +48,9 @@ class JaxProcesses:
             text: str = self.store.blocking_key_value_get(key, int(1000 * min(seconds, _LONGEST_WAIT)))
         except Exception as error:  # of jaxlib, whose errors are not public
             raise LaunchError(
-                f"Process {writer} of {self.count} has joined jax.distributed and not called lockstep.wrap. Process "
-                f"{self.index} waited for it up to {seconds:.0f} seconds. See the output of process {writer}; JAX "
-                f"reports: {str(error).splitlines()[0]}"
+                f"Process {writer} of {self.count} has joined jax.distributed but has not called lockstep.wrap. "
+                f"Process {self.index} waited for that up to {seconds:.0f} seconds. See the output of process "
+                f"{writer}; JAX reports: {str(error).splitlines()[0]}"
             ) from error
         return text
 

@@ -66,8 +66,8 @@ class LaunchedProcesses:
     def resize(self, devices: Sequence[str]) -> bool:
         """Raises, because the launcher owns the processes."""
         raise LaunchError(
-            f"The number of devices was set by a launcher, which started {len(self.devices)} processes. Start the "
-            "script with python alone to use resize, or launch another number."
+            f"resize is not possible here, because a launcher started the {len(self.devices)} processes. Start the "
+            "script with python alone to use resize, or launch another number of processes."
         )
 
     def observe(self, observer: Observer | None) -> None:
@@ -119,8 +119,8 @@ class LaunchedProcesses:
             for index, each in enumerate(answers):
                 if each is None:
                     raise PeerFailed(
-                        f"Process {index} failed in {call}, and every process is needed. The output of that "
-                        "process has its error."
+                        f"Process {index} failed in {call}, and every process is needed. See the output of process "
+                        f"{index}."
                     )
             return answers
 
@@ -229,8 +229,8 @@ class LaunchedProcesses:
         for index, (_, theirs, _, _) in enumerate(everyone):
             if theirs != everyone[0][1]:
                 raise ExactError(
-                    f"Every process must train on the same whole batch. In step {step} process {index} has "
-                    "other data, shards, threads or seed than process 0. Read the same batches in every process (no "
+                    f"In step {step} process {index} has other data, shards, threads or seed than process 0, but every "
+                    "process must train on the same whole batch. Read the same batches in every process (no "
                     "DistributedSampler), and give threads= if hosts differ."
                 )
         return any(touched or theirs != everyone[0][2] for _, _, theirs, touched in everyone)
@@ -248,16 +248,19 @@ class LaunchedProcesses:
             if theirs == TERMINATED:  # SIGTERM has broken off its reading: all save the step before this call
                 raise StopRequested
             if theirs == FAILED:
-                raise PeerFailed(f"Process {index} failed in this step, so no process commits it. See its own output.")
+                raise PeerFailed(
+                    f"Process {index} failed in this step, so no process commits the step. See the output of process "
+                    f"{index}."
+                )
             if theirs == ABANDONED:
                 raise PeerFailed(
-                    f"Process {index} failed before {call}, and every process is needed. The output of that "
-                    "process has its error."
+                    f"Process {index} failed before {call}, and every process is needed. See the output of process "
+                    f"{index}."
                 )
             if theirs != own:
                 raise ExactError(
-                    f"Every process must make the same calls in the same order. This one is at {call!r}, and process "
-                    f"{index} at another. Callbacks run in the first process alone: call the "
+                    f"This process calls {call!r} while process {index} makes another call, but every process must "
+                    "make the same calls in the same order. Callbacks run in the first process alone: call the "
                     "trainer's methods in the script, which every process runs."
                 )
 

@@ -265,7 +265,7 @@ class LocalWorkers:
         """Ends the workers if the block raises WorkerError or is interrupted, because messages may then be unread."""
         if self._command.locked():
             raise WorkerError(
-                "The workers are in the middle of another call: of another thread, or one that a signal has "
+                "The workers are in the middle of another call, which another thread has made or a signal has "
                 "interrupted. Use a trainer from one thread and between its calls, e.g. in a callback."
             )
         with self._command:  # released by C code, so no second Ctrl-C can come before it is

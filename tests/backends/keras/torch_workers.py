@@ -308,7 +308,7 @@ def create_model_with(layer):
 def test_a_tensor_that_a_layer_carries_from_shard_to_shard_in_an_attribute_is_refused():
     with lockstep.wrap(create_model_with(Centered), devices=1, shards=4) as trainer:
         before = trainer.digest()
-        message = r"with what is left in 'mean' of Centered\. Make it a weight of the layer: self\.add_weight\(shape"
+        message = r"has left in 'mean' of Centered: .* Make it a weight of the layer: self\.add_weight\(shape"
         with pytest.raises(lockstep.LockstepError, match=message):
             trainer.step((X, Y))
         assert trainer.digest() == before

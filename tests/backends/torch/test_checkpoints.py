@@ -215,7 +215,7 @@ def test_a_saved_value_for_an_attribute_that_is_not_plain_is_refused(tmp_path):
     before = two.digest()
     with pytest.raises(
         StateError,
-        match=r"^The checkpoint .*\. The attribute 'rate' is 0\.1 in the checkpoint and a type in the model\.",
+        match=r"^The checkpoint .*: the attribute 'rate' is 0\.1 in the checkpoint and of type type in the model\.",
     ):
         two.restore(tmp_path / "saved")
     assert two.digest() == before
@@ -235,7 +235,7 @@ def test_a_saved_value_for_an_attribute_that_is_not_plain_is_refused(tmp_path):
         ({"attributes": {"trained": {}, "modules": 3, "optimizer": {}}}, "modules is 3 in the checkpoint"),
         (
             {"attributes": {"trained": {}, "modules": {"": {"forward": 3}}, "optimizer": {}}},
-            "It has a value for 'forward', a",
+            "it has a value for 'forward', which is a",
         ),
         (
             {"attributes": {"trained": {"0.weight": 3}, "modules": {}, "optimizer": {}}},
@@ -247,7 +247,7 @@ def test_a_saved_value_for_an_attribute_that_is_not_plain_is_refused(tmp_path):
         ),
         (
             {"attributes": {"trained": {}, "modules": {}, "optimizer": {"step": 3}}},
-            "It has a value for 'step', a method",
+            "it has a value for 'step', which is a method",
         ),
     ],
 )
@@ -291,7 +291,7 @@ def test_a_checkpoint_with_a_removed_module_is_refused(tmp_path):
     one.save(tmp_path / "saved")
     with pytest.raises(
         StateError,
-        match=r"^The checkpoint does not fit this model\. It has attributes .* of a module '4', which this",
+        match=r"^The checkpoint does not fit this model: it has the attributes .* of a module '4', which the",
     ):
         two.restore(tmp_path / "saved")
 

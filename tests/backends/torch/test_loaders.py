@@ -160,8 +160,8 @@ def test_a_distributed_sampler_is_refused():
     with wrapped() as trainer, pytest.raises(BatchError) as caught:
         trainer.fit(loader)
     assert str(caught.value) == (
-        "Lockstep splits each batch over the devices itself. Got a DistributedSampler, which gives every process other "
-        "examples. Remove it from the DataLoader."
+        "The DataLoader has a DistributedSampler, which gives every process other examples, but Lockstep splits "
+        "each batch over the devices itself. Remove the sampler."
     )
 
 

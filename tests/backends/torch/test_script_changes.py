@@ -93,7 +93,7 @@ def test_a_module_in_a_module_that_had_none_is_refused():
     replica, net, _ = create()
     replica.controls()
     net.empty.new = nn.Identity()
-    with pytest.raises(ModelError, match="must keep its modules"):
+    with pytest.raises(ModelError, match="A module or parameter of the model was replaced"):
         replica.controls()
 
 

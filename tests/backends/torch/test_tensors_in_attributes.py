@@ -224,9 +224,9 @@ def test_a_tensor_kept_for_the_next_forward_pass_is_refused(make, where):
         with pytest.raises(ExactError) as caught:
             trainer.step((X, Y))
         assert str(caught.value) == (
-            "A forward pass must not read what an earlier pass has left in an attribute: such a value is neither sent "
-            "to other processes nor saved, so results would depend on the number of devices. A shard's results changed "
-            f"with what is left in {where}. Make it a buffer: "
+            f"A forward pass reads what an earlier pass has left in {where}: with another value there, a shard's "
+            "results have changed. Such a value is neither sent to other processes nor saved, so results would depend "
+            "on the number of devices. Make it a buffer: "
             "self.register_buffer(name, tensor); or use lockstep.wrap(..., exact=False)."
         )
         assert trainer.digest() == before
@@ -237,7 +237,7 @@ def test_it_is_refused_at_the_second_step_if_a_process_has_one_shard(make, devic
     with wrapped(make, devices, shards=devices) as trainer:
         assert len(trainer.devices) == devices
         trainer.step((X, Y))
-        with pytest.raises(ExactError, match="with what is left in"):
+        with pytest.raises(ExactError, match="reads what an earlier pass has left in"):
             trainer.step((X, Y))
 
 

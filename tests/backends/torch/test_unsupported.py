@@ -47,26 +47,26 @@ def spread():
         ),
         (
             lambda: torch.compile(nn.Linear(5, 3)),
-            "Lockstep runs each shard at its own shape and needs the plain model. Got one from torch.compile. "
-            "Wrap the model itself: lockstep.wrap(model._orig_mod, ...).",
+            "The model is compiled with torch.compile, but Lockstep needs the plain model, because each shard runs at "
+            "its own shape. Wrap the plain model: lockstep.wrap(model._orig_mod, ...).",
         ),
         (
             lambda: nn.Sequential(nn.Linear(5, 3), nn.SyncBatchNorm(3)),
-            "SyncBatchNorm is not supported, because each shard has its own batch norm statistics. Got one at '1'. "
+            "The SyncBatchNorm at '1' is not supported, because each shard has its own batch norm statistics. "
             "Use BatchNorm1d, BatchNorm2d or BatchNorm3d; for statistics over the whole batch use shards=1.",
         ),
         (
             lambda: nn.Sequential(nn.Embedding(5, 3, sparse=True)),
-            "Sparse gradients are not supported. Got sparse=True at '0'. Use sparse=False.",
+            "The module '0' has sparse=True, which is not supported. Use sparse=False.",
         ),
         (
             lambda: nn.Sequential(nn.EmbeddingBag(5, 3, mode="sum", sparse=True)),
-            "Sparse gradients are not supported. Got sparse=True at '0'. Use sparse=False.",
+            "The module '0' has sparse=True, which is not supported. Use sparse=False.",
         ),
         (
             lambda: nn.Sequential(nn.LazyLinear(3)),
-            "A model's parameters must exist when it is wrapped. Got LazyLinear at '0', which takes its shape from the "
-            "first batch. Call the model once on a batch before lockstep.wrap.",
+            "The LazyLinear at '0' takes its shape from the first batch, but the model's parameters must exist when it "
+            "is wrapped. Call the model once on a batch before lockstep.wrap.",
         ),
     ],
 )
@@ -87,14 +87,14 @@ def test_unsupported_models_are_refused(make, message):
         ),
         (
             lambda net: torch.optim.SparseAdam(net.parameters()),
-            "Sparse gradients are not supported. Got SparseAdam. Use torch.optim.Adam.",
+            "SparseAdam is not supported, because sparse gradients are not. Use torch.optim.Adam.",
         ),
         (
             lambda net: sgd(copy.deepcopy(net)),
-            "The optimizer may only have the model's own parameters. Got 2 that the model does not have. "
-            "Make the optimizer from this model: torch.optim.SGD(model.parameters(), lr=0.1). If they are a loss's or "
-            "another network's, wrap one module that has both: nn.ModuleDict({'net': net, 'loss': loss}), with an "
-            "objective that calls both.",
+            "2 of the optimizer's parameters did not come from this model. Create the optimizer from the "
+            "model: torch.optim.SGD(model.parameters(), lr=0.1). If the parameters belong to a loss or to another "
+            "network, wrap one module that has both: nn.ModuleDict({'net': net, 'loss': loss}), with an objective that "
+            "calls both.",
         ),
         (
             lambda net: "sgd",
@@ -119,7 +119,8 @@ def test_a_loss_of_another_type_is_refused():
     with pytest.raises(ModelError) as caught:
         wrapped(loss="cross_entropy")
     assert str(caught.value) == (
-        "A loss must be a torch.nn loss, a function of (outputs, targets) or a lockstep.objective. Got 'cross_entropy'."
+        "loss='cross_entropy' is not a loss. Use a torch.nn loss, a function of (outputs, targets) or a "
+        "lockstep.objective."
     )
 
 
@@ -198,8 +199,8 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(loss=lambda outputs, targets: torch.tensor(1.0)),
             (X, Y),
             ModelError,
-            "A loss must depend on parameters that are trained. Got one that has no gradient. "
-            "Compute it from the model's outputs, outside torch.no_grad().",
+            "The loss does not depend on any parameter that is trained, so it has no gradient. "
+            "Compute the loss from the model's outputs, outside torch.no_grad().",
         ),
         (
             lambda: wrapped(loss=lambda outputs, targets: 1.0),
@@ -273,7 +274,7 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(Sparse()),
             (X, Y),
             ModelError,
-            "Sparse gradients are not supported. Got one. Use torch.nn.Embedding(..., sparse=False).",
+            "A parameter has got a sparse gradient, which is not supported. Use torch.nn.Embedding(..., sparse=False).",
         ),
         (
             lambda: wrapped(loss=lambda outputs, targets: (outputs - targets).square().mean(), metrics=["accuracy"]),
@@ -320,8 +321,9 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), shards=8),
             (X[:15], Y[:15]),  # shards of 2, and the last of 1
             BatchError,
-            "Batch norm needs more than one value per channel in every shard. Shard 7 of step 0 has too few examples: "
-            "15 in 8 shards. Use fewer shards, a larger batch, or leave the short last batch out.",
+            "Shard 7 of step 0 has too few examples for batch norm, which needs more than one value per channel: "
+            "the batch has 15 examples in 8 shards. Use fewer shards, a larger batch, or leave the short last batch "
+            "out.",
         ),
     ],
 )
@@ -430,7 +432,7 @@ def test_a_group_with_parameters_of_another_model_is_refused():
         with pytest.raises(OptimizerError) as caught:
             trainer.session.backend.controls()
     assert str(caught.value) == (
-        "A parameter group may only have parameters that the model had when it was wrapped. Got others. "
+        "1 of the optimizer's parameters did not belong to the model when it was wrapped. "
         "Call lockstep.wrap again after changing the model."
     )
 
@@ -451,7 +453,7 @@ def test_objects_that_cannot_be_pickled_are_named():
     with pytest.raises(ModelError) as caught:
         wrapped(Locked(), devices=2)
     assert str(caught.value) == (
-        "A worker process gets the model by pickle. The attribute 'inner.guard' of type lock cannot be pickled: "
+        "The attribute 'inner.guard' of type lock cannot be pickled, so it cannot be sent to a worker process: "
         "cannot pickle '_thread.lock' object. "
         "Create it in the forward pass, or leave it out with __getstate__; or start the script with torchrun, whose "
         "processes create the model themselves; or use devices=1."
@@ -512,9 +514,7 @@ class Lookahead(torch.optim.Adam):
 
 def test_an_optimizer_in_an_optimizer_is_refused_and_a_subclass_works():
     net = nn.Linear(5, 3)
-    with pytest.raises(
-        OptimizerError, match=r"Outer with a second optimizer, 'inner', .* a subclass of Adam that does"
-    ):
+    with pytest.raises(OptimizerError, match=r"Outer has a second optimizer, 'inner', .* a subclass of Adam that does"):
         lockstep.wrap(net, Outer(torch.optim.Adam(net.parameters())), nn.CrossEntropyLoss(), devices=1)
     digests = set()
     for devices in (["cpu"], ["cpu"] * 2):

@@ -101,11 +101,11 @@ class LookaheadAdam(torch.optim.Adam):
     [
         (
             lambda parameters: pytorch_optimizer.SOAP(parameters),
-            "Got a list. Use another optimizer, or a subclass whose",
+            "has a value of type list, .* Use another optimizer, or a subclass whose",
         ),
         (
             lambda parameters: pytorch_optimizer.Lookahead(torch.optim.Adam(parameters)),
-            "Lookahead with a second optimizer, 'optimizer', .* a subclass of Adam that does the rest in `step`",
+            "Lookahead has a second optimizer, 'optimizer', .* a subclass of Adam that does the rest in `step`",
         ),
     ],
     ids=["soap", "lookahead"],

@@ -184,9 +184,9 @@ class ModuleAttributeGuard:
 
     def _build_message(self, where: str) -> str:
         return (
-            "A forward pass must not read what an earlier pass has left in an attribute: such a value is neither sent "
-            "to other processes nor saved, so results would depend on the number of devices. A shard's results changed "
-            f"with what is left in {where}. {self._advice}; or use lockstep.wrap(..., exact=False)."
+            f"A forward pass reads what an earlier pass has left in {where}: with another value there, a shard's "
+            "results have changed. Such a value is neither sent to other processes nor saved, so results would depend "
+            f"on the number of devices. {self._advice}; or use lockstep.wrap(..., exact=False)."
         )
 
     def _check_numbers(self, container: TrackedContainer) -> None:
@@ -200,9 +200,8 @@ class ModuleAttributeGuard:
             name, found = changed[0], now.get(changed[0])
             now.update({name: seen[name] for name in changed})
             raise ExactError(
-                f"A forward pass must not change the numbers and strings of its modules. {name!r} of "
-                f"{container.where} was {seen[name]!r} and is {found!r}, so it would depend on the number of "
-                "devices. Make it an integer buffer: "
+                f"A forward pass has changed {name!r} of {container.where} from {seen[name]!r} to {found!r}. The "
+                "value would depend on the number of devices. Make it an integer buffer: "
                 f"self.register_buffer({name!r}, torch.tensor(0)); or use lockstep.wrap(..., exact=False)."
             )
 

@@ -104,17 +104,17 @@ class ModuleAttributes:
         for path, plain in saved.items():
             if path not in self._modules:
                 raise StateError(
-                    f"The checkpoint does not fit this model. It has attributes {plain!r} of a module {path!r}, which "
-                    "this model does not have. Use the model that was saved."
+                    f"The checkpoint does not fit this model: it has the attributes {plain!r} of a module {path!r}, "
+                    "which the model does not have. Use the model that the checkpoint was saved with."
                 )
             for name, value in plain.items():
                 there = vars(self._modules[path]).get(name)
                 filled = value is None or self._was_plain(path, name)  # by a pass
                 if not filled and not is_plain(there):
                     raise StateError(
-                        f"The checkpoint does not fit this model. The attribute {f'{path}.{name}'.lstrip('.')!r} is "
-                        f"{value!r} in the checkpoint and a {type(there).__name__} in the model. Use the model that "
-                        "was saved."
+                        f"The checkpoint does not fit this model: the attribute {f'{path}.{name}'.lstrip('.')!r} is "
+                        f"{value!r} in the checkpoint and of type {type(there).__name__} in the model. Use the model "
+                        "that the checkpoint was saved with."
                     )
             check_shadowing(plain, self._modules[path])
         # A checkpoint of an ordinary training has every module in training mode. It does not change a model that the
@@ -137,8 +137,8 @@ def check_shadowing(saved: Mapping[str, Any], owner: Any) -> None:
     for name in saved:
         if name not in vars(owner) and hasattr(type(owner), name):
             raise StateError(
-                f"The checkpoint does not fit {type(owner).__name__}. It has a value for {name!r}, a method or "
-                "attribute of the class. Use another checkpoint."
+                f"The checkpoint does not fit {type(owner).__name__}: it has a value for {name!r}, which is a method "
+                "or attribute of the class. Use another checkpoint."
             )
 
 

@@ -169,8 +169,8 @@ class BufferAverages:
             for key, tensor in module._buffers.items():
                 if tensor is not None and (id(module), key) not in self._known:
                     raise ModelError(
-                        f"A model's buffers must exist when it is wrapped. Got a new one, {key!r} of "
-                        f"{type(module).__name__}, of shape {tuple(tensor.shape)}. Create it before lockstep.wrap, at "
+                        f"A forward pass has added the buffer {key!r} of shape {tuple(tensor.shape)} to "
+                        f"{type(module).__name__}, but all buffers must exist in lockstep.wrap. Create it before, at "
                         "its full size; a tensor computed from the inputs alone needs no buffer."
                     )
 
@@ -180,8 +180,8 @@ class BufferAverages:
         for index, (tensor, before) in enumerate(zip(tensors, self._values, strict=True)):
             if tensor is None or tensor.shape != before.shape or tensor.dtype != before.dtype:
                 raise ModelError(
-                    f"A buffer's shape and type must not change. {self.averaged[index].name!r} was "
-                    f"{_describe(before)} before a shard and is {_describe(tensor)} after it. Make it before "
+                    f"The buffer {self.averaged[index].name!r} was {_describe(before)} before a forward pass and is "
+                    f"{_describe(tensor)} after it, but its shape and type must not change. Create it before "
                     "lockstep.wrap, at its full size, and write to it in place."
                 )
             found.append(tensor)

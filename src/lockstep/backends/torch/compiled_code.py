@@ -132,6 +132,6 @@ def _is_library(kind: type) -> bool:
 
 def _build_error(what: str, instead: str) -> ModelError:
     return ModelError(
-        "An exact run needs plain PyTorch code, because compiled code may give other bits in another process: "
-        f"{what}. {instead}, or use lockstep.wrap(..., exact=False)."
+        f"An exact run needs plain PyTorch code, but {what}. Compiled code may give other bits in another process. "
+        f"{instead}, or use lockstep.wrap(..., exact=False)."
     )

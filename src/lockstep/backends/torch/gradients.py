@@ -133,7 +133,9 @@ def run_backward(root: Tensor) -> None:
 def check_dense(gradients: Iterable[Tensor | None]) -> None:
     """Raises ModelError if a gradient is sparse, e.g. that of an embedding."""
     if any(gradient is not None and gradient.layout != torch.strided for gradient in gradients):
-        raise ModelError("Sparse gradients are not supported. Got one. Use torch.nn.Embedding(..., sparse=False).")
+        raise ModelError(
+            "A parameter has got a sparse gradient, which is not supported. Use torch.nn.Embedding(..., sparse=False)."
+        )
 
 
 def mark_nonzero(flags: Sequence[float], gradients: Sequence[Tensor]) -> list[float]:

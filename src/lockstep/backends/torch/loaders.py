@@ -41,8 +41,8 @@ def find_source(data: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
     samplers = data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)
     if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
         raise BatchError(
-            "Lockstep splits each batch over the devices itself. Got a DistributedSampler, which gives every process "
-            "other examples. Remove it from the DataLoader."
+            "The DataLoader has a DistributedSampler, which gives every process other examples, but Lockstep splits "
+            "each batch over the devices itself. Remove the sampler."
         )
     return (StreamLoaderSource if isinstance(data.dataset, IterableDataset) else LoaderSource)(data, seed)
 

@@ -28,7 +28,8 @@ def choose_term(loss: Any) -> Callable[[nn.Module, Any, Share], Term]:
     function = _resolve(loss)
     if not callable(function):
         raise ModelError(
-            f"A loss must be a torch.nn loss, a function of (outputs, targets) or a lockstep.objective. Got {loss!r}."
+            f"loss={loss!r} is not a loss. Use a torch.nn loss, a function of (outputs, targets) or a "
+            "lockstep.objective."
         )
     return functools.partial(WEIGHING.compare, TorchCriterion(function))
 

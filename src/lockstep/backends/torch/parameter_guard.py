@@ -142,8 +142,8 @@ def _build_message(place: _Place, key: str) -> str:
     cause = "" if max_norm is None else f", by max_norm={max_norm}"
     first = "Make that module a submodule (self.name = module), and write" if place.is_hidden else "Write"
     return (
-        "A forward pass must not write parameters: every shard makes one, so what passes write would depend on the "
-        f"number of devices. Got {name!r} of {type(place.module).__name__}, written in a pass{cause}. {first} it "
-        "between the steps, in the script, so that every replica gets it; or use shards=1, or "
+        f"A forward pass has written to {name!r} of {type(place.module).__name__}{cause}. Every shard makes a pass, "
+        f"so what the passes write would depend on the number of devices. {first} it between the steps, in the "
+        "script, so that every replica gets the value; or use shards=1, or "
         "lockstep.wrap(..., exact=False)."
     )

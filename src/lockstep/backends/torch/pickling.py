@@ -34,7 +34,7 @@ def dump(recipe: Recipe) -> bytes:
         return pickling.dump(recipe, {**kinds, **transformers_models.find_reductions()})
     except Exception as error:
         raise ModelError(
-            f"A worker process gets the model by pickle. {_find_culprit(recipe)} cannot be pickled: {error}. "
+            f"{_find_culprit(recipe)} cannot be pickled, so it cannot be sent to a worker process: {error}. "
             "Create it in the forward pass, or leave it out with __getstate__; or start the script with torchrun, "
             "whose processes create the model themselves; or use devices=1."
         ) from error

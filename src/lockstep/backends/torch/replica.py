@@ -98,16 +98,16 @@ class Replica:
     def _read_trained(self) -> dict[str, Tensor]:
         if self._read_identity() != self._wrapped:
             raise ModelError(
-                "A wrapped model must keep its modules and its parameters, with their types and strides. Some were "
-                "replaced since. Call lockstep.wrap again after changing the model, as by "
+                "A module or parameter of the model was replaced, or a parameter has another type or other strides "
+                "than in lockstep.wrap. Call lockstep.wrap again after such a change, e.g. after "
                 "to(memory_format=torch.channels_last); load_state_dict works without assign=True."
             )
         self._check_optimizer_keys()
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         if not held <= self._index.keys():
             raise OptimizerError(
-                "A parameter group may only have parameters that the model had when it was wrapped. Got others. "
-                "Call lockstep.wrap again after changing the model."
+                f"{len(held - self._index.keys())} of the optimizer's parameters did not belong to the model when it "
+                "was wrapped. Call lockstep.wrap again after changing the model."
             )
         trained: dict[str, Tensor] = {
             name: parameter
@@ -199,8 +199,8 @@ class Replica:
         groups = self.optimizer.param_groups
         if len(numbers) != len(groups):
             raise StateError(
-                f"The checkpoint does not fit this optimizer. The checkpoint has {len(numbers)} groups of parameters, "
-                f"and the optimizer has {len(groups)}. Give the optimizer the same groups."
+                f"The checkpoint does not fit this optimizer: it has {len(numbers)} groups of parameters, and the "
+                f"optimizer has {len(groups)}. Give the optimizer the same groups."
             )
         for group, values in zip(groups, numbers, strict=True):
             for key, value in values.items():

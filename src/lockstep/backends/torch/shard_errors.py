@@ -13,8 +13,8 @@ def explain_error(error: Exception, work: Work, shard: int) -> None:
     text = str(error)
     if "more than 1 value per channel" in text:
         raise BatchError(
-            f"Batch norm needs more than one value per channel in every shard. Shard {shard} of step {work.step} "
-            f"has too few examples: {work.num_examples} in {work.num_shards} shards. "
+            f"Shard {shard} of step {work.step} has too few examples for batch norm, which needs more than one value "
+            f"per channel: the batch has {work.num_examples} examples in {work.num_shards} shards. "
             "Use fewer shards, a larger batch, or leave the short last batch out."
         ) from error
     if "use_deterministic_algorithms(" in text:
@@ -29,18 +29,18 @@ def explain_error(error: Exception, work: Work, shard: int) -> None:
 def check_root(root: Tensor) -> None:
     """Raises ModelError if a loss is not one number or does not depend on a trained parameter."""
     if root.ndim:
-        raise ModelError(f"A loss must be one number. Got shape {tuple(root.shape)}. Return its mean.")
+        raise ModelError(f"The loss must be a scalar. Got a tensor of shape {tuple(root.shape)}. Return its mean.")
     if not root.requires_grad:
         raise ModelError(
-            "A loss must depend on parameters that are trained. Got one that has no gradient. "
-            "Compute it from the model's outputs, outside torch.no_grad()."
+            "The loss does not depend on any parameter that is trained, so it has no gradient. "
+            "Compute the loss from the model's outputs, outside torch.no_grad()."
         )
 
 
 def build_reading_error() -> ModelError:
     """Returns the error for a model whose own loss is a mean over labels in one shard and over examples in another."""
     return ModelError(
-        "The model's loss must be the same kind of mean in every shard. It is a mean over other things in one shard "
-        "than in another: over its labels that are not -100, or over its examples. Write an objective that returns "
-        "lockstep.Sum(model(**batch).loss * count, count) with the count that you mean."
+        "The model's loss is a mean over the labels that are not -100 in one shard, and over the examples in another, "
+        "but must be the same kind of mean in every shard. Write an objective that returns "
+        "lockstep.Sum(model(**batch).loss * count, count), where count is the number that the loss divides by."
     )

@@ -55,8 +55,9 @@ def read_spec(value: Any) -> ArraySpec:
 def _check_tensor(value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise OptimizerError(
-            f"An optimizer's state may hold tensors and numbers. Got a {type(value).__name__}. Use another optimizer, "
-            "or a subclass whose `step` puts each tensor under a key of its own when it ends, and back when it begins."
+            f"The optimizer's state has a value of type {type(value).__name__}, but only tensors and numbers can be "
+            "saved. Use another optimizer, or a subclass whose `step` ends by storing each tensor under a key of its "
+            "own, and begins by restoring the optimizer's own form."
         )
     return value
 

@@ -23,23 +23,23 @@ def check_model(model: Any) -> None:
         )
     if isinstance(getattr(model, "_orig_mod", None), nn.Module):
         raise ModelError(
-            "Lockstep runs each shard at its own shape and needs the plain model. Got one from torch.compile. "
-            "Wrap the model itself: lockstep.wrap(model._orig_mod, ...)."
+            "The model is compiled with torch.compile, but Lockstep needs the plain model, because each shard runs at "
+            "its own shape. Wrap the plain model: lockstep.wrap(model._orig_mod, ...)."
         )
     for name, module in model.named_modules():
         if any(map(nn.parameter.is_lazy, [*module._parameters.values(), *module._buffers.values()])):
             raise ModelError(
-                f"A model's parameters must exist when it is wrapped. Got {type(module).__name__} at {name!r}, which "
-                "takes its shape from the first batch. Call the model once on a batch before lockstep.wrap."
+                f"The {type(module).__name__} at {name!r} takes its shape from the first batch, but the model's "
+                "parameters must exist when it is wrapped. Call the model once on a batch before lockstep.wrap."
             )
         if isinstance(module, nn.SyncBatchNorm):
             raise ModelError(
-                "SyncBatchNorm is not supported, because each shard has its own batch norm statistics. "
-                f"Got one at {name!r}. Use BatchNorm1d, BatchNorm2d or BatchNorm3d; for statistics over the whole "
-                "batch use shards=1."
+                f"The SyncBatchNorm at {name!r} is not supported, because each shard has its own batch norm "
+                "statistics. Use BatchNorm1d, BatchNorm2d or BatchNorm3d; for statistics over the whole batch use "
+                "shards=1."
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ModelError(f"Sparse gradients are not supported. Got sparse=True at {name!r}. Use sparse=False.")
+            raise ModelError(f"The module {name!r} has sparse=True, which is not supported. Use sparse=False.")
 
 
 def check_optimizer(optimizer: Any, names: dict[int, str]) -> None:
@@ -55,21 +55,21 @@ def check_optimizer(optimizer: Any, names: dict[int, str]) -> None:
             "Use another optimizer, such as torch.optim.Adam."
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise OptimizerError("Sparse gradients are not supported. Got SparseAdam. Use torch.optim.Adam.")
+        raise OptimizerError("SparseAdam is not supported, because sparse gradients are not. Use torch.optim.Adam.")
     for name, inner in vars(optimizer).items():
         if isinstance(inner, torch.optim.Optimizer) and inner.state is not optimizer.state:
             raise OptimizerError(
-                f"All of an optimizer's state must be in its `state`. Got {type(optimizer).__name__} with a second "
-                f"optimizer, {name!r}, whose state no checkpoint would contain. Define a subclass of "
+                f"{type(optimizer).__name__} has a second optimizer, {name!r}, whose state no checkpoint would "
+                "contain, because only an optimizer's own `state` is saved. Define a subclass of "
                 f"{type(inner).__name__} that does the rest in `step` and keeps tensors in self.state[parameter]."
             )
     others = sum(id(parameter) not in names for group in optimizer.param_groups for parameter in group["params"])
     if others:
         raise OptimizerError(
-            f"The optimizer may only have the model's own parameters. Got {others} that the model does not have. "
-            "Make the optimizer from this model: torch.optim.SGD(model.parameters(), lr=0.1). If they are a loss's or "
-            "another network's, wrap one module that has both: nn.ModuleDict({'net': net, 'loss': loss}), with an "
-            "objective that calls both."
+            f"{others} of the optimizer's parameters did not come from this model. Create the optimizer from the "
+            "model: torch.optim.SGD(model.parameters(), lr=0.1). If the parameters belong to a loss or to another "
+            "network, wrap one module that has both: nn.ModuleDict({'net': net, 'loss': loss}), with an objective that "
+            "calls both."
         )
 
 
@@ -90,22 +90,22 @@ def check_hooks(own: Mapping[str, int], script: Mapping[str, int]) -> None:
     """Raises if the script's process has hooks that this process lacks, because hooks are not pickled."""
     if script["optimizer"] != own["optimizer"]:
         raise OptimizerError(
-            "An optimizer's step hooks are not sent to the workers. Got an optimizer with hooks. "
+            "The optimizer has step hooks, which are not sent to the workers. "
             "Do their work between gradients = trainer.gradients(batch) and trainer.apply(gradients), or use devices=1."
         )
     if script["step"] != own["step"]:
         raise OptimizerError(
-            "Workers use the `step` of the optimizer's class. Got an optimizer whose `step` was replaced. "
+            "The optimizer's `step` was replaced, but workers use the `step` of its class. "
             "Define a subclass with this step, or use devices=1."
         )
     if script["parameter"] != own["parameter"]:
         raise ModelError(
-            "A parameter's hooks are not sent to the workers. Got a parameter with hooks. "
+            "A parameter has hooks, which are not sent to the workers. "
             "Do their work on gradients = trainer.gradients(batch) before trainer.apply(gradients), or use devices=1."
         )
     if script["module"] != own["module"]:
         raise ModelError(
-            "Hooks for all modules are not sent to the workers. Got some in torch.nn.modules.module. "
+            "torch.nn.modules.module has hooks for all modules, which are not sent to the workers. "
             "Register them on the model's own modules before lockstep.wrap, or use devices=1."
         )
 
