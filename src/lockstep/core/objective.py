@@ -42,9 +42,14 @@ class Objective:
         """Returns what the function returns for one shard."""
         return self.function(model, batch)
 
-    def compute(self, model: Any, batch: Any) -> tuple[Any, Mapping[str, Any]]:
-        """Returns the loss of one shard and the metrics by name; a pair (total, count) is returned as a `Sum`."""
-        loss = self.function(model, batch)
+    def compute(
+        self, model: Any, batch: Any, function: Callable[[Any, Any], Any] | None = None
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Returns the loss of one shard and the metrics by name; a pair (total, count) is returned as a `Sum`.
+
+        `function` is a compiled form of the objective's own.
+        """
+        loss = (function or self.function)(model, batch)
         values: Mapping[str, Any] = {}
         if isinstance(loss, tuple) and len(loss) == 2 and isinstance(loss[1], Mapping):
             loss, values = loss

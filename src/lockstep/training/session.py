@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from lockstep.backends.base import Backend, Recipe
+from lockstep.backends.base import Backend, Recipe, read_compile_seconds
 from lockstep.callbacks import History
 from lockstep.checkpoint import Snapshot
 from lockstep.checkpoint.snapshot import restore_snapshot, take_snapshot
@@ -196,7 +196,7 @@ class Session:
             else:
                 self.count_step()
 
-        began = time.perf_counter()
+        began, compiled = time.perf_counter(), read_compile_seconds(self.backend)
         while True:
             works, plan = self.plan(batch, run.step, self.num_shards(num_examples), reduction, phases)
             processes = self.processes
@@ -204,7 +204,9 @@ class Session:
                 outcome = processes.member.step(work, plan, count)
                 break
         run.note_objective(self.recipe.loss)
-        if self._processes.grow_if_due(time.perf_counter() - began, works[0].num_shards, works[0].threads):
+        compiled = read_compile_seconds(self.backend) - compiled
+        self.opening.compile_seconds += compiled
+        if self._processes.grow_if_due(time.perf_counter() - began - compiled, works[0].num_shards, works[0].threads):
             self.history.devices = self.devices
         self._last_outcome = weakref.ref(outcome)
         return outcome
