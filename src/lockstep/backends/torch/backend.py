@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.backends.base import Recipe
 from lockstep.backends.torch import array_ops, inputs, loaders, losses, pickling, rng, settings, train_mode
-from lockstep.backends.torch.compiled_code import check_compiled
+from lockstep.backends.torch.compiled_code import check_compiled, name_modules
 from lockstep.backends.torch.flat_vectors import DeviceCopy, FlatVectors, LeafArrays, SingleLeaf, copy_to, create_scalar
 from lockstep.backends.torch.gradients import clip_gradients, mark_nonzero, set_gradients
 from lockstep.backends.torch.loss_references import LossReferences
@@ -43,10 +43,10 @@ class TorchBackend:
         self.devices: tuple[str, ...] = (device,)
         self._recipe, self._options = recipe, recipe.options
         self._device = torch.device("cpu") if device.startswith("cpu") else torch.device(device)
-        self.compiler = ShardCompiler(self._options, self._device)
-        self.versions: Mapping[str, str] = {**settings.read_versions(self._device), **self.compiler.versions}
         importlib.import_module("torch._dynamo")  # the first optimizer step would, which takes seconds in a worker
         loss = recipe.loss.to(self._device) if isinstance(recipe.loss, torch.nn.Module) else recipe.loss
+        self.compiler = ShardCompiler(self._options, self._device, name_modules(recipe.model, loss).values())
+        self.versions: Mapping[str, str] = {**settings.read_versions(self._device), **self.compiler.versions}
         self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
         if program is None:
             named = NamedMetrics(array_ops, losses.find_traits(loss), leaves_counts=True)

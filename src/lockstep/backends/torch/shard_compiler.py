@@ -10,7 +10,7 @@ import importlib
 import subprocess
 import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
 from pathlib import Path
@@ -18,6 +18,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from lockstep.core.batch_entries import call_model, check_outputs, spread_inputs
 from lockstep.core.options import Options
@@ -26,6 +27,7 @@ from lockstep.errors import ExactError, ModelError, PlatformError
 MAX_GRAPHS = 64  # of one function: each shape of a shard, and each value of a number that the code reads, needs one
 _LONGEST_QUOTE = 500
 
+_THREADS = "compile_threads"
 # What torch chooses by measuring times differs from process to process.
 _INDUCTOR = {
     "deterministic": True,
@@ -34,17 +36,15 @@ _INDUCTOR = {
     "max_autotune_pointwise": False,
     "coordinate_descent_tuning": False,
     "fx_graph_remote_cache": False,
-    "compile_threads": 1,  # more are processes that stay
-    "cpp.threads": -1,  # those of the run
+    _THREADS: 1,  # more are threads and processes that stay
     "cpp.dynamic_threads": False,
 }
 _DYNAMO = {
     "accumulated_recompile_limit": 1 << 30,
-    "skip_nnmodule_hook_guards": False,  # the script may add a hook between two steps
     "specialize_float": True,
     "suppress_errors": False,
 }
-_SET_BY_TORCH = {"automatic_dynamic_shapes", "assume_static_by_default", "recompile_limit", "compile_threads"}
+_SET_BY_TORCH = {"automatic_dynamic_shapes", "assume_static_by_default", "recompile_limit", "skip_nnmodule_hook_guards"}
 
 Call = Callable[[Any, Any], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -56,9 +56,12 @@ class ShardCompiler:
     `seconds` is the time that compiling has taken in this process.
     """
 
-    def __init__(self, options: Options, device: torch.device) -> None:
+    def __init__(self, options: Options, device: torch.device, modules: Iterable[nn.Module] = ()) -> None:
         self.seconds = 0.0
         self.num_graphs = 0
+        self.generation = 0  # of compiled functions; a new one whenever the modules' hooks have changed
+        self._modules = tuple(modules)  # whose hooks compiled code contains
+        self._hooks: list[tuple[int, ...]] = []
         self.versions: Mapping[str, str] = {}  # of what decides the bits beside torch
         self.is_exact = options.exact
         self._is_on = options.compile
@@ -90,15 +93,21 @@ class ShardCompiler:
             return nullcontext()
         if self.is_exact:
             check_settings()
+        hooks, self._hooks = self._hooks, list(filter(None, map(_read_hooks, self._modules)))
+        self.generation += hooks != self._hooks
         config: Any = importlib.import_module("torch._dynamo.config")
-        patch: AbstractContextManager[Any] = config.patch({**_DYNAMO, "recompile_limit": MAX_GRAPHS})
+        # Torch would check for hooks at each call, which takes longer than all else that it checks.
+        chosen = {**_DYNAMO, "recompile_limit": MAX_GRAPHS, "skip_nnmodule_hook_guards": not self._hooks}
+        patch: AbstractContextManager[Any] = config.patch(chosen)
         return patch
 
     def compile_graph(self, graph: Any, inputs: Any) -> Any:
         """Compiles one graph; torch calls this while it compiles a function."""
         self.num_graphs += 1
         compile_fx: Any = importlib.import_module("torch._inductor.compile_fx").compile_fx
-        return compile_fx(graph, inputs, config_patches=_INDUCTOR if self.is_exact else None)
+        # The threads are named, because they are part of the code, and so are part of the key of torch's cache on disk.
+        exact = {**_INDUCTOR, "cpp.threads": torch.get_num_threads()}
+        return compile_fx(graph, inputs, config_patches=exact if self.is_exact else {_THREADS: 1})
 
 
 class CompiledFunction:
@@ -109,6 +118,10 @@ class CompiledFunction:
         self._compiler = compiler
         exc: Any = importlib.import_module("torch._dynamo.exc")
         self._refusals = exc.TorchDynamoException, exc.FailOnRecompileLimitHit
+        self._generation = -1
+
+    def _compile(self) -> None:
+        function, compiler = self._function, self._compiler
 
         def call(*arguments: Any) -> Any:
             return function(*arguments)
@@ -122,6 +135,9 @@ class CompiledFunction:
         if not torch.is_grad_enabled():
             return self._function(*arguments)
         compiler = self._compiler
+        if self._generation != compiler.generation:
+            self._compile()
+            self._generation = compiler.generation
         num_graphs, began = compiler.num_graphs, time.perf_counter()
         try:
             with torch.compiler.set_stance("default"):  # an exact run turns off all other compiled code
@@ -132,6 +148,12 @@ class CompiledFunction:
         finally:
             if compiler.num_graphs != num_graphs:
                 compiler.seconds += time.perf_counter() - began
+
+
+def _read_hooks(module: nn.Module) -> tuple[int, ...]:
+    """Returns the numbers of a module's hooks, which torch gives to one hook each."""
+    held = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return tuple(number for hooks in held for number in hooks)
 
 
 def _run_model(model: Any, arguments: Any, named: Any) -> Any:
