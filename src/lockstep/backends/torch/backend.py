@@ -45,9 +45,9 @@ class TorchBackend:
         self._device = torch.device("cpu") if device.startswith("cpu") else torch.device(device)
         importlib.import_module("torch._dynamo")  # the first optimizer step would, which takes seconds in a worker
         loss = recipe.loss.to(self._device) if isinstance(recipe.loss, torch.nn.Module) else recipe.loss
+        self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
         self.compiler = ShardCompiler(self._options, self._device, name_modules(recipe.model, loss).values())
         self.versions: Mapping[str, str] = {**settings.read_versions(self._device), **self.compiler.versions}
-        self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
         if program is None:
             named = NamedMetrics(array_ops, losses.find_traits(loss), leaves_counts=True)
             program = ShardProgram(loss, resolve(recipe.metrics, named.functions()), self.compiler)
