@@ -67,9 +67,12 @@ class Objective:
         """Returns what the function returns for one shard."""
         return self.function(model, batch)
 
-    def compute(self, model: Any, batch: Any) -> ObjectiveResult:
-        """Returns the loss, metrics and state of one shard; a pair (total, count) is returned as a `Sum`."""
-        loss = self.function(model, batch)
+    def compute(self, model: Any, batch: Any, function: Callable[[Any, Any], Any] | None = None) -> ObjectiveResult:
+        """Returns the loss, metrics and state of one shard; a pair (total, count) is returned as a `Sum`.
+
+        `function` is a compiled form of the objective's own.
+        """
+        loss = (function or self.function)(model, batch)
         values: Mapping[str, Any] = {}
         carried = None
         if (

@@ -10,7 +10,7 @@ This is written over `ArrayOps` and also runs inside jax.jit and tf.function, so
 decision about values is itself an array, never an `if`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,17 +71,29 @@ class Weighing:
     (model, shard's batch, share).
     """
 
-    call = staticmethod(call_model)  # (model, inputs) -> outputs
+    call: Callable[[Any, Any], Any] = staticmethod(call_model)  # (model, inputs) -> outputs
 
-    def __init__(self, ops: "ArrayOps", as_floats: str) -> None:
+    def __init__(self, ops: "ArrayOps", as_floats: str, call: Callable[[Any, Any], Any] | None = None) -> None:
         self.ops = ops
         self.as_floats = as_floats
+        if call is not None:
+            self.call = call
 
     # -- what the script gave as loss
 
-    def weigh_objective(self, objective: Objective, model: Any, batch: Any, share: Share) -> Term:
-        """Returns the term of an objective: a mean, a sum, or one of them with metrics."""
-        loss, values, carried = objective.compute(model, batch)
+    def weigh_objective(
+        self,
+        objective: Objective,
+        model: Any,
+        batch: Any,
+        share: Share,
+        function: Callable[[Any, Any], Any] | None = None,
+    ) -> Term:
+        """Returns the term of an objective: a mean, a sum, or one of them with metrics.
+
+        `function` is a compiled form of the objective's own.
+        """
+        loss, values, carried = objective.compute(model, batch, function)
         if carried is not None:
             self._check_carried(carried, share)
         if isinstance(loss, Sum):

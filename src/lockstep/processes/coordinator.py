@@ -212,7 +212,7 @@ class Coordinator:
             self.apply(Updated(seat))
 
     def _start_wait(self) -> Wait:
-        return Wait(self._clock(), self._deadline.get_seconds())
+        return Wait(self._clock(), self._deadline.get_seconds(), self._deadline.notice)
 
     def _sleep(self, wait: Wait, missing: Sequence[int], channels: Sequence[int] = ()) -> None:
         """Blocks until a process signals, answers, ends or is late, and applies what has happened."""

@@ -89,7 +89,7 @@ class LocalWorkers:
         self._coordinator = Coordinator(control, files.eventfds, self._seats.taken, report, deadline)
         open_exchange = functools.partial(_open_exchange, backend, sums, self._coordinator)
         self.member = Member(backend, open_exchange, [CONTROLLER], self._readers.read)
-        self._newcomers = Newcomers(self._seats, self._sender, self._coordinator, self.member, report)
+        self._newcomers = Newcomers(self._seats, self._sender, self._coordinator, self.member, report, deadline)
         self._seats.devices = names
         try:
             self._seats.start(range(1, len(devices)), is_waited_for=True)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from lockstep.backends.base import Backend, Recipe
+from lockstep.backends.base import Backend, Recipe, read_compile_seconds
 from lockstep.callbacks import History
 from lockstep.checkpoint import Snapshot
 from lockstep.checkpoint.snapshot import restore_snapshot, take_snapshot
@@ -64,7 +64,6 @@ class Session:
         self.opening = Opening(run)
         self._last_planned = Plan.even(1, [0]), 0  # the plan of the last batch, and its number of filled shards
         self._last_outcome: weakref.ref[StepResult] | None = None
-        self._last_timing: tuple[float, int, int] | None = None  # of a step: its seconds, shards, threads per shard
         self._num_passes = 0  # in which the gradient was computed since the last update
         self._processes = SessionProcesses(starter.start, self.own_devices, growth)
         self.quiet = QuietPeriods(self._processes)
@@ -114,10 +113,7 @@ class Session:
     # -- planning
 
     def open_data(self, data: Any, batch_size: int | None, shuffle: bool, default: int | None = None) -> Source:
-        """Opens `data` as a Source.
-
-        If `batch_size` is None: `default`, else the batch size of the last `fit`, else DEFAULT_BATCH_SIZE.
-        """
+        """Opens `data`; without a `batch_size` with `default`, else that of the last `fit`, else DEFAULT_BATCH_SIZE."""
         default = default or self.batch_size or DEFAULT_BATCH_SIZE
         return open_source(self.recipe, self.backend, self.run.seed, data, batch_size, shuffle, default)
 
@@ -183,7 +179,7 @@ class Session:
         run = self.run
         self.free_last_gradient()
         # Not right after a step, whose outputs the metric objects may still have to get from the workers.
-        if self._last_timing is not None and self._processes.grow_if_due(*self._last_timing):
+        if self._processes.grow_if_due():
             self.history.devices = self.devices
         num_examples = batches.count(batch)
         reduction = self.read_reduction(batch)
@@ -197,7 +193,7 @@ class Session:
             else:
                 self.count_step()
 
-        began = time.perf_counter()
+        began, compiled = time.perf_counter(), read_compile_seconds(self.backend)
         while True:
             works, plan = self.plan(batch, run.step, self.num_shards(num_examples), reduction, phases)
             processes = self.processes
@@ -205,7 +201,9 @@ class Session:
                 outcome = processes.member.step(work, plan, count)
                 break
         run.note_objective(self.recipe.loss)
-        self._last_timing = time.perf_counter() - began, works[0].num_shards, works[0].threads
+        seconds, compiled = time.perf_counter() - began, read_compile_seconds(self.backend) - compiled
+        self.opening.compile_seconds += compiled
+        self._processes.note_step(seconds - compiled, works[0].num_shards, works[0].threads)
         self._last_outcome = weakref.ref(outcome)
         return outcome
 

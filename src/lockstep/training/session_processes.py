@@ -47,6 +47,7 @@ class SessionProcesses:
         self._devices = tuple(devices)
         self._growth = growth
         self.has_grown = False  # whether the number of devices was chosen here
+        self._last_step: tuple[float, int, int] | None = None  # its seconds, shards, and threads for each shard
         self._running: Processes | None = start(self._devices)
 
     @property
@@ -91,14 +92,19 @@ class SessionProcesses:
         if self.has_grown and len(self.devices) > count:
             self.get().resize(self.devices[:count])
 
-    def grow_if_due(self, seconds: float, num_shards: int, num_threads: int) -> bool:
-        """Starts more replicas once steps, of which the last took `seconds`, have shown that they would pay.
+    def note_step(self, seconds: float, num_shards: int, num_threads: int) -> None:
+        """Records how long a step took, in which each shard had so many threads."""
+        self._last_step = seconds, num_shards, num_threads
 
-        Ends them again if they do not. Returns whether the devices have changed.
+    def grow_if_due(self) -> bool:
+        """Starts more replicas once the steps have shown that they would pay; called before the next step.
+
+        Ends them again if they do not pay. Returns whether the devices have changed.
         """
-        growth = self._growth
-        if growth is None:
+        growth, step = self._growth, self._last_step
+        if growth is None or step is None:
             return False
+        self._last_step, (seconds, num_shards, num_threads) = None, step
         if self.has_grown:
             return self._look_at_gain(growth, seconds)
         if not growth.rule.add_step(seconds):

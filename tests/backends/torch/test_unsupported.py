@@ -48,7 +48,8 @@ def spread():
         (
             lambda: torch.compile(nn.Linear(5, 3)),
             "Lockstep runs each shard at its own shape and needs the plain model. Got one from torch.compile. "
-            "Wrap the model itself: lockstep.wrap(model._orig_mod, ...).",
+            "Wrap the model itself: lockstep.wrap(model._orig_mod, ...), on CPUs with compile=True to have it "
+            "compiled.",
         ),
         (
             lambda: nn.Sequential(nn.Linear(5, 3), nn.SyncBatchNorm(3)),

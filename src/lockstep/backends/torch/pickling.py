@@ -31,7 +31,8 @@ def dump(recipe: Recipe) -> bytes:
         for tensor in tensors:
             tensor.data = tensor.data.cpu()
         kinds = {torch.optim.Optimizer: _reduce_optimizer, nn.Module: parametrized_modules.reduce_module}
-        return pickling.dump(recipe, {**kinds, **transformers_models.find_reductions()})
+        reductions = {**kinds, **transformers_models.find_reductions()}
+        return pickling.dump(recipe, reductions, has_module_names=not recipe.options.compile)
     except Exception as error:
         raise ModelError(
             f"A worker process gets the model by pickle. {_find_culprit(recipe)} cannot be pickled: {error}. "

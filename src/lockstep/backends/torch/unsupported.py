@@ -24,7 +24,7 @@ def check_model(model: Any) -> None:
     if isinstance(getattr(model, "_orig_mod", None), nn.Module):
         raise ModelError(
             "Lockstep runs each shard at its own shape and needs the plain model. Got one from torch.compile. "
-            "Wrap the model itself: lockstep.wrap(model._orig_mod, ...)."
+            "Wrap the model itself: lockstep.wrap(model._orig_mod, ...), on CPUs with compile=True to have it compiled."
         )
     for name, module in model.named_modules():
         if any(map(nn.parameter.is_lazy, [*module._parameters.values(), *module._buffers.values()])):
