@@ -17,6 +17,7 @@ from a similar builtin exception, so that code such as `except ValueError` works
     ├── NonFiniteError (ArithmeticError)  a loss that is NaN or infinite
     ├── DeviceError (ValueError)          a device that is missing or does not fit the others
     ├── WorkerError (RuntimeError)        a worker process raised or died
+    ├── BusyError (RuntimeError)          a call of a trainer while another one is running
     ├── LaunchError (RuntimeError)        launcher variables that are missing or inconsistent
     ├── PlatformError (OSError)           a feature that this operating system lacks
     ├── DatasetError (OSError)            a data set that cannot be downloaded or read
@@ -97,6 +98,10 @@ class DeviceError(LockstepError, ValueError):
 
 class WorkerError(LockstepError, RuntimeError):
     """A worker process raised or died."""
+
+
+class BusyError(LockstepError, RuntimeError):
+    """A call of a trainer while another of its calls is running."""
 
 
 class LaunchError(LockstepError, RuntimeError):

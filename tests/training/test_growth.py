@@ -16,6 +16,7 @@ from lockstep.core import growth
 from lockstep.errors import DeviceError, PlanError
 from lockstep.launch.host import Host
 from lockstep.training import session_processes
+from lockstep.training.recorder import Recorder
 
 GENERATOR = np.random.Generator(np.random.PCG64(7))
 BATCH = GENERATOR.standard_normal((24, 6)), GENERATOR.integers(0, 3, 24)
@@ -380,6 +381,19 @@ def test_replicas_that_gain_nothing_end(host, monkeypatch, capsys):
         assert trainer.digest() == expected(trainer.num_steps)
         assert trainer.history.devices == ("cpu:0",)
     assert "training goes on with cpu:0 alone: a step took" in capsys.readouterr().err
+
+
+def test_every_step_of_a_run_that_grows_is_observed(host, monkeypatch, tmp_path):
+    steps = []
+    add_attempt = Recorder.add_attempt
+    monkeypatch.setattr(
+        Recorder, "add_attempt", lambda self, attempt: steps.append(attempt.step) or add_attempt(self, attempt)
+    )
+    data = np.concatenate([BATCH[0]] * 8), np.concatenate([BATCH[1]] * 8)
+    with wrap() as trainer:
+        trainer.fit(data, batch_size=24, verbose=0, trace=tmp_path / "run.json")
+        assert len(trainer.devices) == 4
+    assert sorted(set(steps)) == [*range(8)]
 
 
 def test_metric_objects_get_every_batch_when_replicas_end(host, monkeypatch, capsys):

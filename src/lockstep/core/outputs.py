@@ -86,8 +86,7 @@ class ShardOutputs:
                 "neither. Use a loss of (outputs, targets), or leave the metric object out and return the metric from "
                 "the objective: return loss, {'name': value}."
             )
-        if carried is not None:
-            self._check_carried(carried, shard)
+        self._check_carried(carried, shard)
         size = sum(map(_num_bytes, leaves(found))) * work.num_examples // examples
         if size > LIMIT:
             raise BatchError(
@@ -103,11 +102,14 @@ class ShardOutputs:
         self._kept[shard] = found
 
     def _check_carried(self, carried: Any, shard: int) -> None:
-        """Raises ModelError if no state can be carried now, or another shard of the batch has none."""
-        if self.refusal:
+        """Raises ModelError if no state can be carried now, or only some shards of the batch have one."""
+        if carried is not None and self.refusal:
             raise ModelError(f"The objective returned lockstep.Carried, but {self.refusal}")
-        without = [other for other, found in self._kept.items() if other != shard and found.carried is None]
-        if without:
+        others = {other: found.carried is None for other, found in self._kept.items() if other != shard}
+        without = [other for other, is_missing in others.items() if is_missing]
+        if carried is None and len(without) < len(others):
+            raise explain_uncarried([shard])
+        if carried is not None and without:
             raise explain_uncarried(without)
 
     def get_carried(self, shard: int) -> Any:
@@ -173,7 +175,7 @@ def explain_uncarried(shards: Sequence[int]) -> ModelError:
     """Returns the error for shards whose objective has returned no state, while others have."""
     return ModelError(
         f"The objective returned no state for shard {', '.join(map(str, shards))}, but lockstep.Carried for another "
-        "shard or in an earlier step. Return lockstep.Carried(loss, state) every time."
+        "shard or in an earlier step. Return lockstep.Carried(loss, state) in every step, from the first one on."
     )
 
 

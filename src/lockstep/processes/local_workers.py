@@ -24,7 +24,7 @@ from lockstep.core.membership import CONTROLLER
 from lockstep.core.plan import Plan
 from lockstep.core.types import Phases, Work
 from lockstep.data.reader import Readers
-from lockstep.errors import AttemptAborted, WorkerError
+from lockstep.errors import AttemptAborted, BusyError, WorkerError
 from lockstep.exchange.barrier import require_ordered_writes
 from lockstep.exchange.base import Exchange
 from lockstep.exchange.in_process import InProcessExchange
@@ -102,7 +102,9 @@ class LocalWorkers:
     @property
     def closed(self) -> bool:
         """Whether these processes cannot be used: `close` was called, or a command was broken off."""
-        return self._is_closed or (self._is_interrupted and not self._command.locked())
+        if self._is_closed or not self._is_interrupted:
+            return self._is_closed
+        return not self._command.locked() and self._is_interrupted  # again: a thread's command may have just ended
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -264,7 +266,7 @@ class LocalWorkers:
     def _closed_if_broken(self) -> Iterator[None]:
         """Ends the workers if the block raises because none can go on, or with a message that was not read."""
         if self._command.locked():
-            raise WorkerError(
+            raise BusyError(
                 "The workers are in the middle of another call: of another thread, or one that a signal has "
                 "interrupted. Use a trainer from one thread and between its calls, e.g. in a callback."
             )

@@ -113,6 +113,7 @@ class Recorder:
             if batch is None:
                 return
             self.add_pause("input", began)
+            self._session.grow_if_due()
             self._session.processes.observe(self)  # in every step, because other processes may have been started
             yield batch
 

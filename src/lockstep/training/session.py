@@ -49,10 +49,7 @@ class Session:
         metric_objects: MetricObjects | None = None,
         growth: GrowthPlan | None = None,
     ) -> None:
-        self.recipe = recipe
-        self.backend = backend
-        self.run = run
-        self.starter = starter
+        self.recipe, self.backend, self.run, self.starter = recipe, backend, run, starter
         self.own_devices = tuple(own_devices)
         self.metric_objects = metric_objects or MetricObjects([], None)
         self.carried = CarriedState(recipe.loss, backend)
@@ -179,8 +176,7 @@ class Session:
         run = self.run
         self.free_last_gradient()
         # Not right after a step, whose outputs the metric objects may still have to get from the workers.
-        if self._processes.grow_if_due():
-            self.history.devices = self.devices
+        self.grow_if_due()
         num_examples = batches.count(batch)
         reduction = self.read_reduction(batch)
         if not self.opening.is_decided:
@@ -206,6 +202,11 @@ class Session:
         self._processes.note_step(seconds - compiled, works[0].num_shards, works[0].threads)
         self._last_outcome = weakref.ref(outcome)
         return outcome
+
+    def grow_if_due(self) -> None:
+        """Starts or ends replicas that the script did not ask for, if the steps so far say so; before the next step."""
+        if self._processes.grow_if_due():
+            self.history.devices = self.devices
 
     def free_last_gradient(self) -> None:
         """Drops the gradient of the last step, whose memory the next one needs, even if the script has its logs."""

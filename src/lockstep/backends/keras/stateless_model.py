@@ -157,9 +157,8 @@ class CompiledModel:
         """Finds the roles of the variables again, if a layer was frozen, unfrozen or built since the last call."""
         check_compiled_once(self._compile_args, _list_compile_args(self.model))
         key, parts = (self.model.built, *self.read_trainable_flags()), _list_parts(self.model)
-        if (
-            self._last_roles is not None and self.trace_key[0]
-        ):  # building a model adds parts, so only a built one is checked
+        # Building a model adds parts, so only a built one is checked.
+        if self._last_roles is not None and self.trace_key[0]:
             check_same_parts(self._parts, parts)
         if self._last_roles is None or key != self.trace_key:
             self._last_roles, self.trace_key, self._parts = _find_roles(self.model), key, parts

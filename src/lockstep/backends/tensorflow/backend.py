@@ -108,9 +108,8 @@ class TensorflowBackend:
         # Before the update, which may change the scale for the next step.
         self._last_loss_scale = self._optimizer_update.read_loss_scale()
         present = flat_vectors.read_present(layout, sums)
-        if (
-            work.phases is Phases.UPDATE
-        ):  # the script may have given a gradient for a variable for which no shard had one
+        # The script may have given a gradient for a variable for which no shard had one.
+        if work.phases is Phases.UPDATE:
             present = [
                 is_present or bool(host_vectors.view(total, field).any())
                 for is_present, field in zip(present, layout.fields, strict=True)

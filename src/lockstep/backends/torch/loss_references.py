@@ -70,7 +70,7 @@ class LossReferences:
         whole model, so it must not change in every step.
         """
         changed = self._find_changed()
-        is_next = self._num_updates - self._last_change <= 1
+        is_next = self._num_updates - self._last_change == 1
         for reference in changed:
             if not reference.is_sent:
                 raise ExactError(
