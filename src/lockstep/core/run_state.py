@@ -6,8 +6,8 @@ from numbers import Integral
 from typing import Any
 
 from lockstep.core import plan
+from lockstep.core.loss_reduction import Reduction
 from lockstep.core.objective import Objective
-from lockstep.core.reduction import Reduction
 from lockstep.errors import CheckpointError, PlanError, StateError
 
 _NUMBERS = ("step", "epoch", "seed", "shards", "threads")

@@ -16,11 +16,11 @@ from lockstep.checkpoint import Snapshot
 from lockstep.checkpoint.snapshot import restore_snapshot, take_snapshot
 from lockstep.core import batches, digest, hyperparameters, seeds
 from lockstep.core.arguments import show
+from lockstep.core.loss_reduction import Reduction
 from lockstep.core.metric_objects import MetricObjects, MetricPass, Setting
 from lockstep.core.metrics import Column
 from lockstep.core.outputs import CollectedOutputs, Outputs
 from lockstep.core.plan import Plan, default_shards, default_threads, explain_default
-from lockstep.core.reduction import Reduction
 from lockstep.core.run_state import Run
 from lockstep.core.time_breakdown import Breakdown
 from lockstep.core.types import Array, Phases, Work

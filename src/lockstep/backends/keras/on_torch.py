@@ -25,8 +25,8 @@ from lockstep.backends.keras.unsupported import check_built, check_loss_scale, c
 from lockstep.backends.torch.backend import TorchBackend
 from lockstep.backends.torch.losses import WEIGHING
 from lockstep.backends.torch.shard_program import ShardProgram
+from lockstep.core.loss_reduction import Criterion
 from lockstep.core.metrics import Column, Sums
-from lockstep.core.reduction import Criterion
 from lockstep.core.shard_sums import Summand, list_loss_parts
 from lockstep.core.state import OPTIMIZER, check_state
 from lockstep.core.types import Array, PartialSum, Work
