@@ -266,7 +266,7 @@ def _iterate_values(tree: Any) -> Iterator[Any]:
 
 
 def _replace_in_order(values: Sequence[Any]) -> Callable[[Any], Any]:
-    """Returns a function for `_map_values` that replaces the values of a pytree, in order, with these values."""
+    """Returns a function for `_map_values` that replaces a pytree's leaves, in order, with the given `values`."""
     left = iter(values)
     return lambda value: next(left)
 

@@ -84,8 +84,8 @@ class Objective:
             if carried is None or (isinstance(loss, tuple) and not isinstance(loss, Sum)):
                 raise ModelError(
                     f"lockstep.Carried takes a loss and its state. Got {describe(Carried(loss, carried))}. Return "
-                    "lockstep.Carried(loss, state), with a lockstep.Sum(total, count) as the loss if it has a "
-                    "denominator of its own, or (lockstep.Carried(loss, state), {name: value})."
+                    "lockstep.Carried(loss, state), or (lockstep.Carried(loss, state), {name: value}) to report "
+                    "metrics as well. If the loss has a denominator of its own, give it as lockstep.Sum(total, count)."
                 )
         loss = read_sum(loss)
         object.__setattr__(self, "gives_sum", isinstance(loss, Sum))

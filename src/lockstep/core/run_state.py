@@ -75,8 +75,8 @@ class Run:
     def check(self, saved: "Run", exact: bool, num_devices: int) -> None:
         """Raises StateError if this run cannot continue a saved run.
 
-        That is the case if the saved run has fewer shards than this run has devices, or another value of a number that
-        was given to `wrap`.
+        This is the case if the saved run has fewer shards than this run has devices, or if its shards, threads or seed
+        differ from a value that was given to `wrap`.
         """
         if saved.shards is not None and saved.shards < num_devices:
             raise StateError(

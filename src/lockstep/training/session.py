@@ -116,13 +116,13 @@ class Session:
     def open_data(self, data: Any, batch_size: int | None, shuffle: bool, default: int | None = None) -> Source:
         """Opens `data` as a Source.
 
-        If `batch_size` is None: `default`, else the batch size of the last `fit`, else DEFAULT_BATCH_SIZE.
+        If `batch_size` is None, uses `default`, else the batch size of the last `fit`, else DEFAULT_BATCH_SIZE.
         """
         default = default or self.batch_size or DEFAULT_BATCH_SIZE
         return open_source(self.recipe, self.backend, self.run.seed, data, batch_size, shuffle, default)
 
     def num_shards(self, num_examples: int) -> int:
-        """Returns the run's number of shards; before that is decided, the default for such a batch."""
+        """Returns the run's number of shards; before it is decided, the default for a batch of this size."""
         return self.run.shards or default_shards(num_examples, len(self.devices), not is_cpu(self.devices[0]))
 
     def decide_shards(self, num_examples: int) -> None:
@@ -165,7 +165,7 @@ class Session:
         return self.run.threads or default_threads(self.backend.num_threads(), num_shards)
 
     def read_reduction(self, batch: Any) -> Reduction | None:
-        """Returns whether the loss is a sum or a mean, if need be judged by this batch; None if the loss says so.
+        """Returns whether the loss is a sum or a mean, judged by this batch if not known yet; None if the loss says so.
 
         The process that has the first shard judges, on any number of devices, and the others use its answer.
         """
@@ -215,7 +215,7 @@ class Session:
             last.total = None
 
     def count_step(self) -> None:
-        """Notes that an update was made."""
+        """Counts a step whose update was made."""
         self.run.step += 1
         self._num_passes = 0
 
@@ -258,7 +258,7 @@ class Session:
             metrics.update(*outputs)
 
     def metric_setting(self, num_shards: int | None = None) -> Setting:
-        """Returns a function of contexts with the threads and switches under which a batch is computed."""
+        """Returns a function that opens a context with the threads and switches under which a batch is computed."""
         return partial(self.processes.member.computing, self.plan_nothing(num_shards))
 
     # -- state
@@ -284,7 +284,7 @@ class Session:
 
     @property
     def min_shards(self) -> int:
-        """The number of devices that each need a shard; replicas that joined by themselves do not, as they can end."""
+        """The number of devices that each need a shard: 1 if all but the first replica were started without request."""
         return 1 if self._processes.has_grown else len(self.devices)
 
     def restore(self, saved: Snapshot) -> None:
@@ -293,7 +293,7 @@ class Session:
         self.continue_run()
 
     def continue_run(self) -> None:
-        """Continues from the state and the run that were restored; replicas that joined by themselves may end."""
+        """Continues from the restored state and run; ends replicas for which the run has no shard."""
         self._processes.shrink(self.run.shards or 1)
         self.history.devices = self.devices
         self._num_passes, self.opening.note = 0, ""

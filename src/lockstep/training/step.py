@@ -67,7 +67,7 @@ class Member:
         self._queue_guard = QueueGuard()
 
     def step(self, work: Work, plan: Plan | None, count_step: Callable[[], None] = lambda: None) -> StepResult:
-        """Makes one step; `plan` is that of the step before if it is None.
+        """Makes one step; if `plan` is None, it is the plan of the step before.
 
         Until the commit nothing of the state has changed, so a failure anywhere leaves every replica as it was. From
         the commit on every replica applies the update. `count_step` is called once it is applied, before an interrupt

@@ -155,7 +155,7 @@ class TensorflowBackend:
             yield shard, sums
 
     def _store_outputs(self, work: Work, shard: int, outputs: Outputs) -> None:
-        """Copies to the host what metric objects or the next batch need of a shard."""
+        """Copies to the host those outputs of a shard that metric objects or the next batch need."""
         found = tf.nest.map_structure(lambda each: _to_numpy(each) if tf.is_tensor(each) else each, outputs)
         self.outputs.keep(work, shard, found, work.count(shard))
 
