@@ -66,7 +66,10 @@ def test_state_beside_something_else_is_refused(returned):
 
 
 def test_a_loss_of_outputs_gives_no_state():
-    with pytest.raises(ModelError, match=r"is what an objective returns.* Write @lockstep\.objective above a function"):
+    with pytest.raises(
+        ModelError,
+        match=r"^Only an objective can return lockstep\.Carried.* Write @lockstep\.objective above a function",
+    ):
         read_sum(Carried(ONE, ONE))
 
 

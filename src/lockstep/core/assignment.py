@@ -45,7 +45,7 @@ class Suspects:
         self.shards: frozenset[int] = frozenset()
 
     def add(self, shards: Set[int]) -> None:
-        """Records the shards of a process that has died; raises WorkerError if an earlier one died with any of them."""
+        """Records the shards of a dead process; raises WorkerError if an earlier dead process had one of them too."""
         both, self.shards = self.shards & shards, self.shards | shards
         if both:
             self.clear()
@@ -68,7 +68,7 @@ _LONGEST_WAIT = 10_000
 
 
 class Balance:
-    """Chooses how many shards each process (by seat number) computes, from the time that it took for its shards.
+    """Chooses how many shards each process (by seat) computes, from the times that the processes took for their shards.
 
     Replicas of one host slow each other down, so a change may gain less than expected. So each change is measured, and
     reverted if the steps have not become faster. The next change is then tried later, unless its expected gain is
@@ -105,7 +105,7 @@ class Balance:
                 self._times[seat].append(total / self._counts[seat])
 
     def choose(self, seats: Sequence[int], num_shards: int) -> dict[int, int]:
-        """Returns the number of shards for each process, by seat; changes it only if that is clearly faster."""
+        """Returns the number of shards of each process, by seat; the numbers only change if that is clearly faster."""
         if list(self._counts) != list(seats) or sum(self._counts.values()) != num_shards:
             self._counts = dict(zip(seats, sizes(num_shards, len(seats)), strict=True))
             self._begin(seats)

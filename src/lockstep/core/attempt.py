@@ -11,7 +11,7 @@ from lockstep.core.types import PartialSum, Phases
 
 
 class Timing(NamedTuple):
-    """The time that a process has spent in one part of an attempt, or in one shard, on its monotonic clock."""
+    """The time that a process has spent in one part of an attempt, or in one shard, on its own monotonic clock."""
 
     what: str | int  # the name of a part, or the number of a shard
     start: float

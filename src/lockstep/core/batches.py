@@ -135,7 +135,7 @@ def _measure_lists(batch: Any) -> tuple[list[Any], set[int], set[int]]:
 
 
 def several(batch: Any, always: bool = False) -> Any:
-    """Converts a list of several inputs or outputs, as Keras uses it, to a tuple.
+    """Converts a list of several inputs or outputs, as Keras uses such lists, to a tuple.
 
     In such a list each array has an entry for every example, so its length is that of the arrays and lists beside the
     list. In any other list each array is one example. With `always=True` every list of arrays is converted.

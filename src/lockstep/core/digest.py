@@ -11,7 +11,7 @@ from lockstep.errors import DivergedError
 
 
 def hash_arrays(state: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the digest of every array of a state: the sha256 of its type, shape and bytes."""
+    """Returns the digest of every array of a state: the sha256 of the array's type, shape and bytes."""
     return {name: _hash_array(*array) for name, array in state.items()}
 
 

@@ -70,7 +70,7 @@ class HostGroups:
         return [group[own.index(rank) % len(group)] for group in self.groups if group is not own]
 
     def find_receivers(self, rank: int) -> list[int]:
-        """Returns the ranks of other groups to which `rank` sends its group's partial sums of their slices."""
+        """Returns the ranks of other groups for whose slices `rank` sends the partial sums of its own group."""
         own = self.get_mates(rank)
         return [
             other

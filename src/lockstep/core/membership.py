@@ -206,7 +206,7 @@ def _end_abort(state: Membership) -> Result:
 
 
 def _forget_faults(state: Membership) -> Membership:
-    """Forgets which shards processes have failed or died of: that is only known for one step."""
+    """Forgets in which shards processes have failed or died, because this only concerns one step."""
     return state._replace(blamed=frozenset(), suspects=frozenset()) if state.blamed or state.suspects else state
 
 

@@ -96,8 +96,8 @@ def read_sum(loss: Any) -> Any:
     """Returns a pair (total, count) as a `Sum`, and any other loss unchanged; raises if the total is not one number."""
     if isinstance(loss, Carried):
         raise ModelError(
-            "lockstep.Carried is what an objective returns, which gets the batch with the state in it. A loss of "
-            "(outputs, targets) has no state to start from. Write @lockstep.objective above a function of (model, "
+            "Only an objective can return lockstep.Carried, because it gets the batch with the state in it. A loss of "
+            "(outputs, targets) gets no state to start from. Write @lockstep.objective above a function of (model, "
             "batch)."
         )
     if not isinstance(loss, Sum) and not (isinstance(loss, tuple) and len(loss) == 2 and loss[1] is not None):

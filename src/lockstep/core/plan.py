@@ -99,7 +99,7 @@ def bounds(num_examples: int, num_shards: int) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which replica computes which shard: `owners[shard]` is one of `replicas`, the numbers of those that compute.
+    """Which replica computes which shard: `owners[shard]` is the number of a replica, one of `replicas`.
 
     The replicas' numbers may have gaps, because the number of a lost replica stays free.
 

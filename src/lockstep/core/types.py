@@ -55,7 +55,7 @@ class Work:
 
     @property
     def num_filled(self) -> int:
-        """The number of shards of the whole batch that are not empty; they are the first ones."""
+        """The number of shards of the whole batch that are not empty; the empty shards are the last."""
         return 1 if self.phases is Phases.UPDATE else min(self.num_examples, self.num_shards)
 
     def count(self, shard: int) -> int:

@@ -102,8 +102,8 @@ class Weighing:
             raise ModelError(
                 "The state of a lockstep.Carried must be an array, or a tuple or dict of arrays, with one row per "
                 f"example on axis 0. Got {describe(carried)} for a shard of {share.examples}. Swap the axes of a state "
-                "with its examples elsewhere, for example (layers, examples, width) to (examples, layers, width), and swap "
-                "them back where the objective reads it."
+                "with its examples elsewhere, for example (layers, examples, width) to (examples, layers, width), and "
+                "swap them back where the objective reads it."
             )
 
     def weigh_model(self, model: Any, batch: Any, share: Share) -> Term:

@@ -37,7 +37,7 @@ from lockstep.training.step import StepResult
 
 
 class Session:
-    """A backend, its processes and its run, on the devices that were chosen; `growth` adds more while it trains."""
+    """A backend, its processes and its run, on the chosen devices; `growth` adds devices during training."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class Session:
         return outcome
 
     def free_last_gradient(self) -> None:
-        """Drops the gradient of the last step, whose memory the next one needs, even if the script has its logs."""
+        """Frees the gradient of the last step for the memory of the next, even if the script still has the logs."""
         if self._last_outcome is not None and (last := self._last_outcome()) is not None:
             last.total = None
 

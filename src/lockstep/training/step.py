@@ -130,7 +130,7 @@ class Member:
         return StepResult(work.step, sums, total)
 
     def _take_given(self, work: Work, fold: Fold) -> tuple[Mapping[Span, PartialSum], ShardSums]:
-        """Returns a gradient that is given as if this process had computed it, or nothing if another one has it."""
+        """Returns the given gradient as a partial sum of this process; nothing if another process has the gradient."""
         given: dict[int, GivenGradient] = work.shards
         for shard, (vectors, _) in given.items():
             layout = self.backend.layout()

@@ -254,7 +254,7 @@ def test_losses_and_metrics_that_do_not_fit_are_refused():
         wrapped(loss=lambda out, y: out.sum(0)).step((X, Y))
     with pytest.raises(ModelError, match=r"The squared error got outputs of shape .* but both shapes must be equal"):
         wrapped(loss="mse").step((X, Y))
-    with pytest.raises(ModelError, match="A metric gives one value per example"):
+    with pytest.raises(ModelError, match="A metric must return one value per example"):
         wrapped(metrics={"odd": lambda out, y: out.sum(0)}).step((X, Y))
     with pytest.raises(ModelError, match="Example weights need a loss that gives one value per example"):
         wrapped(loss=lambda out, y: LOSS(out, y).mean()).step((X, Y, np.ones(16)))
