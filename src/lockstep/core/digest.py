@@ -40,7 +40,7 @@ def _hash_name(name: str, copies: Sequence[Mapping[str, Any]]) -> Iterator[tuple
 
 
 def _hash_like(array: Any, known: Any, digest: str) -> str:
-    """Returns the digest of an array: without hashing `digest`, if the array equals `known`."""
+    """Returns the digest of an array; if the array equals `known`, returns `digest` without hashing."""
     return digest if _is_equal(array, known) else _hash_array(*array)
 
 

@@ -25,7 +25,7 @@ def is_installed(module: str) -> bool:
 
 
 def describe_package(module: str) -> str:
-    """Returns the name and version of a module's package, or the hash of the module's file if it has no package.
+    """Returns the name and version of a module's package, or a hash of the file if the module is in no package.
 
     >>> describe_package("numpy.random").startswith("numpy ")
     True

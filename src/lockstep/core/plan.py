@@ -36,7 +36,7 @@ def default_shards(batch_size: int, num_devices: int, accelerated: bool = False)
 
 
 def explain_default(batch_size: int, num_devices: int, accelerated: bool = False) -> str:
-    """Describes what the default number of shards means for other numbers of devices; empty if all up to 8 can be used.
+    """Describes what the default number of shards means for other numbers of devices; empty if any up to 8 fits.
 
     >>> explain_default(256, 2, accelerated=True)
     'same bits on 1 or 2 devices; shards=8 for 1 to 8'

@@ -284,7 +284,7 @@ class Session:
 
     @property
     def min_shards(self) -> int:
-        """The number of devices that each need a shard: 1 if all but the first replica were started without request."""
+        """The number of devices that each need a shard: 1 if Lockstep has added the others by itself."""
         return 1 if self._processes.has_grown else len(self.devices)
 
     def restore(self, saved: Snapshot) -> None:
