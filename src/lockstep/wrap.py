@@ -124,8 +124,8 @@ def wrap(
             raise
         text = ",".join(asked) if isinstance(asked, list) else asked
         raise type(error)(
-            f"LOCKSTEP_DEVICES={text} is used as devices={asked!r}. {error} Change LOCKSTEP_DEVICES, or unset it for "
-            "the default."
+            f"LOCKSTEP_DEVICES={text} is used as devices={asked!r}. {error} Change LOCKSTEP_DEVICES, or unset it to "
+            "use the default."
         ) from None
     groups = module.processes(resolved)
     backend = _open(module, recipe, groups[0])

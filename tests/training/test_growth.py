@@ -93,7 +93,7 @@ def test_devices_from_the_environment(monkeypatch):
             "abc",
             DeviceError,
             "LOCKSTEP_DEVICES=abc is used as devices=['abc']. This host has no device 'abc:0'. Use one of its devices: "
-            "cpu:0. Change LOCKSTEP_DEVICES, or unset it for the default.",
+            "cpu:0. Change LOCKSTEP_DEVICES, or unset it to use the default.",
         ),
         ("cpu:0, x:1", DeviceError, "LOCKSTEP_DEVICES=cpu:0,x:1 is used as devices=['cpu:0', 'x:1']. All devices must"),
         ("7", PlanError, "LOCKSTEP_DEVICES=7 is used as devices=7. devices=7 needs at least 7 shards, got shards=6."),

@@ -16,10 +16,10 @@ from typing import Any, Protocol, runtime_checkable
 from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.fold import Fold
 from lockstep.core.layout import Layout
+from lockstep.core.loss_reduction import Criterion
 from lockstep.core.metrics import Column, Sums
 from lockstep.core.options import Options
 from lockstep.core.outputs import ShardOutputs
-from lockstep.core.reduction import Criterion
 from lockstep.core.shard_sums import ShardSums
 from lockstep.core.tree import Span
 from lockstep.core.types import Array, PartialSum, State, Work

@@ -1,4 +1,4 @@
-"""Stores what the controller needs of every shard and what is no sum: outputs for metric objects, and carried state.
+"""Stores what the controller needs from every shard besides sums: outputs for metric objects, and carried state.
 
 A metric such as AUROC needs the outputs of the whole batch. An objective may return state for the next batch, one row
 for each example (`lockstep.Carried`). Every process stores both for its shards until the controller asks for them and
@@ -24,7 +24,7 @@ LIMIT = 2**28  # the most bytes of outputs, targets and carried state of a batch
 
 
 class Outputs(NamedTuple):
-    """What one shard, or a batch, has for metric objects and for the next batch; None for what is not needed.
+    """The outputs, targets and carried state of one shard or of a batch; None for each that is not needed.
 
     A named tuple, so that a compiled function can return it.
     """
@@ -35,7 +35,7 @@ class Outputs(NamedTuple):
 
 
 def select_outputs(term: "Term", wanted: bool) -> Outputs:
-    """Returns what is stored of a shard's term: its carried state, and if `wanted` its outputs and targets."""
+    """Returns what to store from a shard's term: the carried state, and if `wanted` the outputs and targets."""
     return Outputs(term.outputs, term.targets, term.carried) if wanted else Outputs(carried=term.carried)
 
 
@@ -72,10 +72,10 @@ class ShardOutputs:
         self._kept: dict[int, Outputs] = {}
 
     def keep(self, work: Work, shard: int, found: Outputs, examples: int) -> None:
-        """Stores the outputs of one shard, and drops what is stored of earlier batches.
+        """Stores the outputs of one shard, and drops the stored outputs of earlier batches.
 
-        Raises if the outputs of the batch would be too large, or state cannot be carried. This is called before the
-        step is committed, so the model is then unchanged.
+        Raises if the outputs of the batch would be too large, or if state cannot be carried. The model is then
+        unchanged, because this is called before the step is committed.
         """
         if work is not self._work():  # a step that failed may have stored some of its shards
             self._work, self._kept = weakref.ref(work), {}
@@ -113,7 +113,7 @@ class ShardOutputs:
             raise explain_uncarried(without)
 
     def get_carried(self, shard: int) -> Any:
-        """Returns the carried state of one shard as it was stored; None if it has none."""
+        """Returns the stored carried state of one shard; None if the shard has none."""
         return self._kept[shard].carried if shard in self._kept else None
 
     def read(self) -> dict[int, Outputs]:
@@ -124,7 +124,7 @@ class ShardOutputs:
         }
 
     def clear(self) -> None:
-        """Drops what is stored."""
+        """Drops all stored outputs."""
         self._work, self._kept = lambda: None, {}
 
     def _leaf(self, value: Any) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lockstep.core import plan
-from lockstep.core.reduction import Reduction
+from lockstep.core.loss_reduction import Reduction
 from lockstep.core.run_state import Run
 from lockstep.devices import is_cpu
 from lockstep.display.number_format import format_duration

@@ -33,12 +33,12 @@ from lockstep.launch.deferred_signals import defer_all_interrupts
 from lockstep.launch.shared_files import SharedFiles
 from lockstep.launch.shm import Region
 from lockstep.launch.worker_pool import WorkerPool, require_linux
+from lockstep.processes.attempt_measurements import AttemptMeasurements
 from lockstep.processes.base import Value
 from lockstep.processes.command_sender import CommandSender
 from lockstep.processes.commands import Command
 from lockstep.processes.coordinator import Coordinator
 from lockstep.processes.newcomers import Newcomers
-from lockstep.processes.observed_attempts import ObservedAttempts
 from lockstep.processes.seats import Seats, Stage
 from lockstep.training.step import TURN, Member
 
@@ -67,7 +67,7 @@ class LocalWorkers:
     ) -> None:
         require_linux()
         require_ordered_writes()
-        self._attempts = ObservedAttempts(report)
+        self._attempts = AttemptMeasurements(report)
         self._backend, self._report = backend, (report := self._attempts.announce)
         self._has_spare = bool(spare)
         self._is_closed = self._is_interrupted = False

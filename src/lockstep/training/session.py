@@ -16,11 +16,11 @@ from lockstep.checkpoint import Snapshot
 from lockstep.checkpoint.snapshot import restore_snapshot, take_snapshot
 from lockstep.core import batches, digest, hyperparameters, seeds
 from lockstep.core.arguments import show
+from lockstep.core.loss_reduction import Reduction
 from lockstep.core.metric_objects import MetricObjects, MetricPass, Setting
 from lockstep.core.metrics import Column
 from lockstep.core.outputs import CollectedOutputs, Outputs
 from lockstep.core.plan import Plan, default_shards, default_threads, explain_default
-from lockstep.core.reduction import Reduction
 from lockstep.core.run_state import Run
 from lockstep.core.time_breakdown import Breakdown
 from lockstep.core.types import Array, Phases, Work
@@ -37,7 +37,7 @@ from lockstep.training.step import StepResult
 
 
 class Session:
-    """A backend, its processes and its run, on the devices that were chosen; `growth` adds more while it trains."""
+    """A backend, its processes and its run, on the chosen devices; `growth` adds devices during training."""
 
     def __init__(
         self,
@@ -110,12 +110,12 @@ class Session:
     # -- planning
 
     def open_data(self, data: Any, batch_size: int | None, shuffle: bool, default: int | None = None) -> Source:
-        """Opens `data`; without a `batch_size` with `default`, else that of the last `fit`, else DEFAULT_BATCH_SIZE."""
+        """Opens `data`; if `batch_size` is None, uses `default`, the last `fit`'s or DEFAULT_BATCH_SIZE, in this order."""
         default = default or self.batch_size or DEFAULT_BATCH_SIZE
         return open_source(self.recipe, self.backend, self.run.seed, data, batch_size, shuffle, default)
 
     def num_shards(self, num_examples: int) -> int:
-        """Returns the run's number of shards; before that is decided, the default for such a batch."""
+        """Returns the run's number of shards; before it is decided, the default for a batch of this size."""
         return self.run.shards or default_shards(num_examples, len(self.devices), not is_cpu(self.devices[0]))
 
     def decide_shards(self, num_examples: int) -> None:
@@ -158,7 +158,7 @@ class Session:
         return self.run.threads or default_threads(self.backend.num_threads(), num_shards)
 
     def read_reduction(self, batch: Any) -> Reduction | None:
-        """Returns whether the loss is a sum or a mean, if need be judged by this batch; None if the loss says so.
+        """Returns whether the loss is a sum or a mean, judged by this batch if not known yet; None if the loss says so.
 
         The process that has the first shard judges, on any number of devices, and the others use its answer.
         """
@@ -209,12 +209,12 @@ class Session:
             self.history.devices = self.devices
 
     def free_last_gradient(self) -> None:
-        """Drops the gradient of the last step, whose memory the next one needs, even if the script has its logs."""
+        """Frees the gradient of the last step for the memory of the next, even if the script still has the logs."""
         if self._last_outcome is not None and (last := self._last_outcome()) is not None:
             last.total = None
 
     def count_step(self) -> None:
-        """Notes that an update was made."""
+        """Counts a step whose update was made."""
         self.run.step += 1
         self._num_passes = 0
 
@@ -257,7 +257,7 @@ class Session:
             metrics.update(*outputs)
 
     def metric_setting(self, num_shards: int | None = None) -> Setting:
-        """Returns a function of contexts with the threads and switches under which a batch is computed."""
+        """Returns a function that opens a context with the threads and switches under which a batch is computed."""
         return partial(self.processes.member.computing, self.plan_nothing(num_shards))
 
     # -- state
@@ -283,7 +283,7 @@ class Session:
 
     @property
     def min_shards(self) -> int:
-        """The number of devices that each need a shard; replicas that joined by themselves do not, as they can end."""
+        """The number of devices that each need a shard: 1 if Lockstep has added the others by itself."""
         return 1 if self._processes.has_grown else len(self.devices)
 
     def restore(self, saved: Snapshot) -> None:
@@ -292,7 +292,7 @@ class Session:
         self.continue_run()
 
     def continue_run(self) -> None:
-        """Continues from the state and the run that were restored; replicas that joined by themselves may end."""
+        """Continues from the restored state and run; ends replicas for which the run has no shard."""
         self._processes.shrink(self.run.shards or 1)
         self.history.devices = self.devices
         self._num_passes, self.opening.note = 0, ""

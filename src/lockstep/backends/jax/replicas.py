@@ -211,7 +211,10 @@ class JaxReplicas:
         return LazyState(state, named_pytrees.to_array)
 
     def model_arrays(self) -> dict[str, Any]:
-        """Returns the first device's params and rest by name, with random keys as their integers."""
+        """Returns the first device's parameters and other model arrays by name.
+
+        Random keys are returned as their integer data.
+        """
         if not self.has_variables:
             return {}
         self.copy_script_changes()

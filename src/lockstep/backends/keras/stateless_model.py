@@ -243,7 +243,7 @@ class CompiledModel:
         return [scope.get_current_value(variable) for variable in self.statistics.values()]
 
     def call(self, x: Any, training: bool) -> Any:
-        """Returns the model's outputs; gives its `call` the mode if it has an argument `training`."""
+        """Returns the model's outputs; passes `training` to the model's `call` if that accepts it."""
         check_inputs(self.model, x)
         return self.model(x, training=training) if self.model._call_has_training_arg else self.model(x)
 

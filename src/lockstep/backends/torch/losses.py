@@ -63,7 +63,10 @@ class TorchCriterion(Criterion):
 
     @property
     def _class_weights(self) -> Tensor | None:
-        """The loss's class weights now, because the script may set others; avoids `nn.Module`'s slow `__getattr__`."""
+        """The loss's current class weights, read each time because the script may replace them.
+
+        The lookup avoids `nn.Module`'s slow `__getattr__`.
+        """
         if not self._is_of_classes:
             return None
         buffers = self.function._buffers
