@@ -17,7 +17,7 @@ class ArrayOps(Protocol):
     # -- for the collectives
 
     def copy(self, arrays: Sequence[Any], device: str) -> list[Any]:
-        """Returns contiguous copies on the device, which can be trained if the originals, or none of them, can."""
+        """Returns contiguous copies on the device. A copy can be trained if its original can, or if no original can."""
 
     def cut(self, array: Any, where: Any, device: str) -> Any:
         """Returns a contiguous copy, on the device, of the examples of a slice; `...` means all examples."""
@@ -32,7 +32,7 @@ class ArrayOps(Protocol):
         """Returns left + right on the left array's device, in new memory."""
 
     def write(self, value: Any, target: Any) -> Any:
-        """Writes the value to the target and returns the target. If arrays are immutable: a copy of the value."""
+        """Writes the value to the target and returns the target; for immutable arrays, returns a copy of the value."""
 
     # -- for the averages of `lockstep.EMA`
 

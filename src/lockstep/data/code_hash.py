@@ -1,7 +1,7 @@
 """Hashes Python objects by value: functions with everything they use, classes with their methods, objects by state.
 
-Of the standard library and of installed packages the name and version are hashed. Everything else (the script, its own
-modules) is followed: names that a function looks up, closures, defaults, base classes, attributes. Of an object, what
+For the standard library and installed packages the name and version are hashed. Everything else (the script, its own
+modules) is followed: names that a function looks up, closures, defaults, base classes, attributes. For an object, what
 pickle would store is hashed, because a reader process gets only that. Memory addresses, line numbers, the order of sets
 and docstrings of classes are left out, so that the same script has the same hash in every process.
 """

@@ -1,8 +1,8 @@
 """Sources that read a loader, which is an iterable of whole batches, in the script's process.
 
-A resumed run continues a loader with `load_state_dict` if it has this method and `state_dict`, and a loader whose
-iterators have `get_state` and `set_state`, such as grain's, with these; otherwise it reads and drops the batches before
-the one at which it resumes.
+A resumed run restores the state of a loader that has `state_dict` and `load_state_dict`, or whose iterators have
+`get_state` and `set_state`, as those of grain have. For any other loader it reads and drops the batches before the one
+at which it resumes.
 """
 
 from collections.abc import Iterable, Iterator

@@ -45,7 +45,7 @@ class TraceFile:
         os.pwrite(self._file.fileno(), b"[\n" + first + _END, 0)
 
     def add_attempt(self, attempt: Attempt, devices: Sequence[str], ended: float) -> None:
-        """Adds the shards and parts of an attempt in the lanes of their devices."""
+        """Adds the shards and parts of an attempt to the lanes of their devices."""
         more, note = {"step": attempt.step}, "" if attempt.is_committed else " (to be made again)"
         if attempt.phases is Phases.GRADIENT:
             note = f" (gradients{note and ', to be made again'})"
@@ -70,11 +70,11 @@ class TraceFile:
         self._add_slice(0, reason, start, end, step=step)
 
     def add_notice(self, text: str, when: float, step: int) -> None:
-        """Adds a line that was printed, as a moment."""
+        """Adds a printed line as an instant event."""
         self._add_instant(text, when)
 
     def end_epoch(self, trainer: Any, digest: str) -> None:
-        """Writes what is not in the file yet."""
+        """Writes the events that are not in the file yet."""
         self._flush()
 
     def close(self, trainer: Any, outcome: str) -> None:
@@ -93,7 +93,7 @@ class TraceFile:
             self._add({"ph": "X", "name": name, **times, "pid": 1, "tid": lane, "args": more})
 
     def _add_instant(self, text: str, when: float, lane: int = 0) -> None:
-        """Adds a moment, which is drawn over all lanes."""
+        """Adds an instant event, which is drawn across all lanes."""
         self._add({"ph": "i", "s": "g", "name": text, "ts": self._to_microseconds(when), "pid": 1, "tid": lane})
 
     def _flush(self) -> None:

@@ -1,9 +1,9 @@
-"""The words in shared memory by which the processes of one host meet twice in a step.
+"""Two barriers in each step for the processes of one host, by words in shared memory.
 
-Each process writes how far it has come into a line of its own, and signals eventfds. The controller alone writes the
-decision, commit or abort, and the others wait for it (core/membership.py). There is no memory fence before a process
-reads the others' partial sums: on x86 other processors see a process's writes in program order, so whoever sees a word
-also sees the partial sums written before it. Processors without that guarantee are refused.
+Each process writes its progress into a cache line of its own, and signals the others through eventfds. The controller
+alone writes the decision, commit or abort, and the others wait for it (core/membership.py). There is no memory fence
+before a process reads the others' partial sums: on x86 other processors see a process's writes in program order, so
+whoever sees a word also sees the partial sums written before it. Processors without that guarantee are refused.
 
     one line for the decision, then one per seat: [attempt summed, ready, failed, refused, shard + 1]
 """
@@ -21,7 +21,7 @@ _WORDS = _LINE // 8
 
 
 def has_ordered_writes() -> bool:
-    """Returns whether other processes see the writes of this processor in their order."""
+    """Returns whether other processors see this processor's writes in program order."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -35,10 +35,10 @@ def require_ordered_writes() -> None:
 
 
 class Barrier(Protocol):
-    """One process's end of the two meetings of a step. Both raise `AttemptAborted` if the attempt does not count."""
+    """Protocol of one process's side of a step's two barriers, which raise `AttemptAborted` if the step is aborted."""
 
     def wait_for_sums(self) -> None:
-        """Reports that this process's partial sums are complete, and blocks until all are."""
+        """Reports that this process's partial sums are complete, and blocks until those of all processes are."""
 
     def commit(self) -> None:
         """Reports that this process's slice of the root is complete, and blocks until the step counts."""
@@ -47,7 +47,7 @@ class Barrier(Protocol):
         """Reports that this process cannot make the step, without blocking."""
 
     def note_shard(self, shard: int) -> None:
-        """Notes the shard that this process computes next; raises `AttemptAborted` if there is no need to."""
+        """Notes the shard that this process computes next; raises `AttemptAborted` if the step was aborted."""
 
 
 class StepWords:
@@ -60,15 +60,15 @@ class StepWords:
         self.summed, self.ready, self.failed, self.refused, self._shards = lines
 
     def decide(self, attempt: int, commit: bool) -> None:
-        """Writes the one decision about an attempt."""
+        """Writes the decision about an attempt: commit or abort."""
         self._decision[0] = 2 * attempt + commit
 
     def is_committed(self, attempt: int) -> bool:
-        """Returns whether the attempt counts."""
+        """Returns whether the attempt was committed."""
         return self._decision[0] == 2 * attempt + 1
 
     def is_aborted(self, attempt: int) -> bool:
-        """Returns whether the attempt does not count."""
+        """Returns whether the attempt was aborted."""
         return self._decision[0] == 2 * attempt
 
     def set_shard(self, seat: int, shard: int | None) -> None:
@@ -76,18 +76,18 @@ class StepWords:
         self._shards[seat] = 0 if shard is None else shard + 1
 
     def get_shard(self, seat: int) -> int | None:
-        """Returns the shard that a process is computing, or was when it died."""
+        """Returns the shard that a process is computing, or was computing when it died."""
         shard: int = self._shards[seat]
         return shard - 1 if shard else None
 
     def clear(self, seat: int) -> None:
-        """Erases what a process that has ended has written, before another gets its seat."""
+        """Erases what a process that has ended has written, before another process gets its seat."""
         for words in (self.summed, self.ready, self.failed, self.refused, self._shards):
             words[seat] = 0
 
 
 class WorkerBarrier:
-    """A worker's end. It does not watch the other processes: the controller does, and a worker dies with it."""
+    """A worker's side of the barriers. Only the controller watches the processes; a worker ends with the controller."""
 
     def __init__(self, seat: int, region: Region, eventfds: Sequence[int]) -> None:
         self._words = StepWords(region, len(eventfds))
@@ -97,11 +97,11 @@ class WorkerBarrier:
         self._members: tuple[int, ...] = ()
 
     def begin(self, attempt: int, members: tuple[int, ...]) -> None:
-        """Begins an attempt of these members."""
+        """Begins an attempt in which these members take part."""
         self._attempt, self._members = attempt, members
 
     def wait_for_sums(self) -> None:
-        """Reports that this worker's partial sums are complete, and blocks until all are."""
+        """Reports that this worker's partial sums are complete, and blocks until those of all processes are."""
         words, attempt = self._words, self._attempt
         words.set_shard(self._seat, None)
         words.summed[self._seat] = attempt
@@ -125,7 +125,7 @@ class WorkerBarrier:
         os.eventfd_write(self._eventfds[0], 1)
 
     def refuse(self) -> None:
-        """Reports to the controller that this worker cannot take over what the script has changed."""
+        """Reports to the controller that this worker cannot apply the script's changes."""
         self._words.refused[self._seat] = self._attempt
         os.eventfd_write(self._eventfds[0], 1)
 

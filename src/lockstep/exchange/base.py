@@ -14,13 +14,13 @@ from lockstep.core.types import PartialSum, Work
 
 
 class Exchange(Protocol):
-    """How one process synchronizes with the others twice a step: partial sums ready, and root ready, the commit."""
+    """Protocol that adds the partial sums of all processes, which wait for each other in `reduce` and in `commit`."""
 
     def open(self, layout: Layout) -> None:
-        """Prepares memory for partial sums of this layout; does nothing if it is that of the step before."""
+        """Prepares memory for partial sums of this layout; does nothing if the previous step had the same layout."""
 
     def get_buffer(self, replica: int, slot: int, shard: int) -> PartialSum:
-        """Returns a buffer for a partial sum that begins with this shard; the same one for a slot in every step."""
+        """Returns a buffer for a partial sum that begins with this shard; a slot has the same buffer in every step."""
 
     def reduce(
         self, partial_sums: Mapping[tree.Span, PartialSum], shard_sums: ShardSums, work: Work
@@ -33,7 +33,7 @@ class Exchange(Protocol):
         """
 
     def commit(self) -> None:
-        """Blocks until the step counts; raises PeerFailed or AttemptAborted if it does not."""
+        """Blocks until the step is committed; raises PeerFailed or AttemptAborted if it is not."""
 
     def fail(self) -> None:
         """Reports to the others that this process will not finish the step."""

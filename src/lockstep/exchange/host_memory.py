@@ -1,7 +1,8 @@
 """The memory in which the launched processes of a host see each other's partial sums.
 
-The first of them creates a region, the others open it through /proc. If one of a host cannot, as in a container with
-processes of its own, that host's processes exchange messages like those of several hosts.
+The first process of a host creates a region, and the others open it through /proc. If one of them cannot, for example
+because its container has process ids of its own, the processes of this host exchange messages, like processes of
+different hosts.
 """
 
 import os
@@ -18,7 +19,7 @@ from lockstep.launch.shm import PAGE, Region
 
 
 class HostMemory:
-    """Which processes share memory, and this process's view of it; None if it shares with no other."""
+    """Which processes share memory, and the shared region; None if this process shares memory with no other."""
 
     def __init__(self, groups: HostGroups, region: Region | None) -> None:
         self.groups = groups
@@ -26,7 +27,7 @@ class HostMemory:
 
     @classmethod
     def open(cls, group: ProcessGroup, host: str, may_share: bool) -> "HostMemory":
-        """Opens the memory of this host in all processes of the group; `host` is equal in those that may share it."""
+        """Opens the shared memory of this host in all processes of the group; those with equal `host` may share it."""
         may_share = may_share and has_ordered_writes()
         own = host if may_share else f"rank {group.index}"
         groups = HostGroups.from_hosts(group.gather_objects(own))
@@ -48,7 +49,7 @@ class HostMemory:
         return cls(agreed, region if shares else None)
 
     def allocate(self, backend: Backend, layout: Layout, count: int) -> Callable[[], PartialSum]:
-        """Returns a function that creates one of `count` buffers after the other, in shared memory if there is any."""
+        """Returns a function whose `count` calls each create a buffer, in shared memory if there is any."""
         if self._region is None:
             return lambda: backend.create_buffer(layout, None)
         step = -(-layout.nbytes // PAGE) * PAGE
@@ -62,7 +63,7 @@ class HostMemory:
         return create_buffer
 
     def close(self) -> None:
-        """Closes the region; its memory is freed with the last view of it."""
+        """Closes the region; the kernel frees the memory once its last view is gone."""
         if self._region is not None:
             self._region.close()
 
@@ -73,7 +74,7 @@ def _identify(region: Region) -> tuple[int, int]:
 
 
 def _open_from(pid: int, descriptor: int, identity: tuple[int, int]) -> Region | None:
-    """Returns another process's region; None if it cannot be opened, or another process has that number here."""
+    """Returns another process's region; None if it cannot be opened, or if `pid` is another process here."""
     try:
         region = Region.open_from_process(pid, descriptor)
     except WorkerError:

@@ -1,4 +1,4 @@
-"""The exchange if all replicas are in this process: additions use the framework's own copies between its devices."""
+"""The exchange for replicas that are all in this process; the framework itself copies between its devices."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ class InProcessExchange:
         self._buffers: dict[tuple[int, int], PartialSum] = {}
 
     def open(self, layout: Layout) -> None:
-        """Forgets the buffers of another layout."""
+        """Drops the buffers if the layout has changed."""
         if layout is not self._layout:
             self._buffers, self._layout = {}, layout
 

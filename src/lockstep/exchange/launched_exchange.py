@@ -1,9 +1,10 @@
 """The exchange of partial sums between processes that a launcher (torchrun, MPI, SLURM) started.
 
-A step has one small vector and two passes over the bytes. When a process has computed its shards it sends the vector
-to all others: which step it makes, with checksums of the batch and of what the script may change (`Meeting`), whether
-it has failed, and the sums of its shards. When all have come and agree the step counts; what is left is to move bytes
-and add them, which all then do. If they do not agree, or one has failed, no partial sum is sent and no state changes.
+In a step the processes exchange one small vector, and make two passes over the bytes of the partial sums. A process
+that has computed its shards sends the vector to all others. The vector says which step the process makes, with
+checksums of the batch and of what the script may change (`Meeting`), whether the process has failed, and the sums of
+its shards. Once all vectors have arrived and agree, the step counts, and all processes move and add the partial sums.
+If they do not agree, or one has failed, no partial sum is sent and no state changes.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from lockstep.exchange.transfer import Buffers, Transfer
 
 
 class Meeting(Protocol):
-    """How the processes agree on a step before any of them sends a partial sum."""
+    """Protocol by which the processes agree on a step before any of them sends a partial sum."""
 
     filled: int  # the number of shards with examples
     size: int  # of what the meeting itself sends
@@ -35,14 +36,14 @@ class Meeting(Protocol):
     def meet(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Sends numbers, with checksums of the step, to all processes; returns the numbers of every process, by rank.
 
-        Raises an error in every process if they do not make the same step or one has failed.
+        Raises an error in every process if the processes do not make the same step, or if one has failed.
         """
 
     def meet_early(self) -> None:
-        """Waits until all are at this step, before it is computed; raises as `meet` does."""
+        """Waits, before the step is computed, until all processes are at this step; raises as `meet` does."""
 
     def abandon(self) -> None:
-        """Reports that this process does not make the step, unless the others know of it already."""
+        """Reports that this process does not make the step, unless the others know that already."""
 
     def commit(self) -> None:
         """Records that the step was committed."""
@@ -93,7 +94,7 @@ class LaunchedExchange:
         self._meeting.commit()
 
     def fail(self) -> None:
-        """Reports that this process has failed; if the others have its sums already, makes the step with them."""
+        """Reports that this process has failed; if the others have its sums already, completes the step."""
         with suppress(LockstepError):  # the others have ended, too
             if self._is_awaited:
                 self._is_awaited = False
@@ -106,7 +107,7 @@ class LaunchedExchange:
         self._slots, self._root, self._transfers, self._layout = {}, {}, {}, None
 
     def _create_buffers(self, layout: Layout) -> None:
-        """Creates the slots of the processes that share memory, and the root, at offsets equal in all of them."""
+        """Creates the slots of the processes that share memory, and the root, at the same offsets in all of these."""
         programs = dict(zip(self._plan.replicas, tree.programs(self._plan, self._plan.num_shards), strict=True))
         mates = self._memory.groups.get_mates(self._group.index)
         counts = {rank: programs[rank].slots for rank in mates}
@@ -126,7 +127,7 @@ class LaunchedExchange:
         return self._transfers[filled]
 
     def _gather_sums(self, vectors: Mapping[int, Sums]) -> dict[int, Sums]:
-        """Returns the sums of all shards, which are part of the control vector if they are few."""
+        """Returns the sums of all shards; if they are few, they were part of the control vector."""
         assert self._layout is not None
         programs = tree.programs(self._plan, self._meeting.filled)
         width = self._layout.num_sums

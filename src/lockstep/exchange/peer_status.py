@@ -1,7 +1,7 @@
-"""Finds out which other launched process has ended, or keeps this process waiting, for errors and messages.
+"""Finds the launched processes that have ended or do not answer, for errors and messages.
 
-When a process ends its connections close, so the others know at once. A process that hangs keeps its connections, so a
-thread prints which process is waited for.
+When a process ends, its connections close, and the other processes notice at once. The connections of a process that
+hangs stay open, so a thread prints for which process this one waits.
 """
 
 import sys
@@ -42,7 +42,7 @@ class Peers:
 
     @contextmanager
     def expect(self, rank: int) -> Iterator[None]:
-        """A context for a wait for a message to or from a process; raises WorkerError if a process has ended."""
+        """A context in which to wait for a message to or from `rank`; raises WorkerError if a process has ended."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="lockstep-peers", daemon=True)
             self._thread.start()

@@ -1,9 +1,9 @@
-"""The exchange between processes of one host: shared memory, and two waits a step.
+"""The exchange between processes of one host, through shared memory, with two waits in each step.
 
-Each process writes its partial sums straight into the region, and the sums of its shards beside them. When all have,
-each adds its slice of all processes' partial sums into the root; after the commit each reads the whole root in place.
-Partial sums and root are separate, so nothing is overwritten before the commit. The position of a partial sum
-follows from the plan, so a process may write only while the plan of its attempt holds.
+Each process writes its partial sums straight into the region, and the sums of its shards beside them. When all
+processes have done so, each adds its slice of all partial sums into the root; after the commit each process reads the
+whole root in place. Partial sums and root are separate, so nothing is overwritten before the commit. The position of a
+partial sum follows from the plan, so a process may write only while the plan of its attempt holds.
 
     region: [ slots of process 0 | slots of process 1 | ... | root | sums of every shard ]
 """
@@ -28,7 +28,7 @@ from lockstep.launch.shm import PAGE, Region
 
 
 class SharedMemoryExchange:
-    """This process's end of the exchange."""
+    """This process's side of the exchange."""
 
     def __init__(self, backend: Backend, region: Region, barrier: Barrier, plan: Plan, seat: int) -> None:
         self._backend = backend
@@ -55,7 +55,7 @@ class SharedMemoryExchange:
     def reduce(
         self, partial_sums: Mapping[tree.Span, PartialSum], shard_sums: ShardSums, work: Work
     ) -> tuple[PartialSum, Sums]:
-        """Adds this process's slice of the root; the rest is valid after `commit`."""
+        """Adds this process's slice of the root, and returns the root; its other slices are valid after `commit`."""
         filled = work.num_filled
         for shard, vector in shard_sums.read().items():
             self._sums[shard] = vector
@@ -98,7 +98,7 @@ class SharedMemoryExchange:
         self._slices = {}
 
     def _get_slice(self, filled: int) -> slices.Slice:
-        """Returns this process's slice for a batch with that many filled shards; its views are created once."""
+        """Returns this process's slice for a batch with `filled` non-empty shards; creates the slice's views once."""
         if filled not in self._slices:
             partial_sums = {
                 span: self._slots[index][slot]

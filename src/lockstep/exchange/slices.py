@@ -1,7 +1,7 @@
 """One process's slice of the root, added from all processes' partial sums.
 
-The traffic is that of an all-reduce, in our own order of additions: every process adds one slice of the vectors for all
-processes. The additions of a slice run in blocks that fit into the cache.
+The traffic is that of an all-reduce, but the additions run in tree order: every process adds one slice of the vectors
+for all processes. The additions of a slice run in blocks that fit into the cache.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,10 @@ def select_ranges(node: PartialSum, ranges: Mapping[str, tuple[int, int]]) -> Pa
 
 
 class RangeSum:
-    """The sum over one range of a vector: `values` and `out` have that range and nothing else.
+    """The sum over one range of a vector; `values` and `out` are views of this range alone.
 
-    Views are created once, the additions run every step. The first `num_divided` elements are gradient.
+    The views are created once, the additions run in every step. The first `num_divided` elements belong to the
+    gradient.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class RangeSum:
         ]
 
     def add(self, by: float) -> None:
-        """Adds in tree order, and divides the gradient by a number other than 1."""
+        """Adds in tree order, and divides the gradient by `by`, unless `by` is 1."""
         for values, out, divided in self._blocks:
             _add(self._backend, self._span, values, out)
             if divided and by not in (0.0, 1.0):
@@ -74,19 +75,19 @@ class Slice:
             self._sums.append(RangeSum(backend, root, values, select_ranges(out, own), num_divided))
 
     def add(self, by: float) -> None:
-        """Adds in tree order, and divides the gradient by a number other than 1."""
+        """Adds in tree order, and divides the gradient by `by`, unless `by` is 1."""
         for each in self._sums:
             each.add(by)
 
 
 def divide(backend: Backend, layout: Layout, total: PartialSum, by: float) -> None:
-    """Divides the gradient of a whole root by a number other than 1."""
+    """Divides the gradient in a complete root by `by`, unless `by` is 1."""
     if by not in (0.0, 1.0):
         backend.divide({dtype: total[dtype][:end] for dtype, end in layout.divided.items()}, by)
 
 
 def _add(backend: Backend, span: tree.Span, partial_sums: Mapping[tree.Span, PartialSum], out: PartialSum) -> None:
-    """Writes the value of `span` into `out`. Only the last addition writes there, the others allocate."""
+    """Writes the value of `span` into `out`. Only the last addition writes to `out`; the others allocate."""
     if span not in partial_sums and span.stop - span.start > 1:
         values = [
             tree.total(half, partial_sums, lambda left, right: backend.add(left, right, None)) for half in span.halves

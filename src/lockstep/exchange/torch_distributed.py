@@ -1,4 +1,4 @@
-"""Messages between processes that a launcher started, by torch.distributed: Gloo for CPU memory, NCCL for a GPU's."""
+"""Messages between launched processes through torch.distributed: Gloo for CPU memory, NCCL for GPU memory."""
 
 import atexit
 import functools
@@ -36,7 +36,7 @@ class ProcessGroup:
     """Messages between all processes; all must make the same calls in the same order."""
 
     def __init__(self, accelerated: bool) -> None:
-        """Uses the process group that exists, until the end of the script."""
+        """Uses the existing process group until the end of the script."""
         _destroy_groups_at_exit()
         self.index = dist.get_rank()
         self.count = dist.get_world_size()
@@ -50,7 +50,7 @@ class ProcessGroup:
 
     @classmethod
     def join(cls, store: Any, name: str, index: int, count: int, accelerated: bool) -> "ProcessGroup":
-        """Creates the process group of processes that have all come to the store; `name` is new in every launch."""
+        """Creates the process group once all processes have come to the store; `name` is new in every launch."""
         try:
             store.set_timeout(5 * _TIMEOUT_TO_CONNECT)
             dist.init_process_group(
@@ -71,7 +71,7 @@ class ProcessGroup:
             ) from error
 
     def _release(self) -> None:
-        """Ends the thread that watches the others, and drops the groups, whose threads end with them."""
+        """Ends the thread that watches the other processes, and drops the groups, which ends the groups' threads."""
         self.peers.close()
         self.control = self.data = None
 
@@ -85,7 +85,8 @@ class ProcessGroup:
     ) -> NDArray[np.int64]:
         """Exchanges `integers`, followed by `more`, with all processes; returns one row for each process, by rank.
 
-        All control vectors have one length, so that one of a process that makes another call can be read as well.
+        All control vectors have the same length, so that the vector of a process that makes a different call can be
+        read, too.
         """
         sent = np.zeros(CONTROL_SIZE, np.int64)
         start = len(integers)
@@ -93,9 +94,9 @@ class ProcessGroup:
         return self.gather_vectors(sent)
 
     def gather_vectors(self, vector: NDArray[Any]) -> NDArray[Any]:
-        """Returns the vectors of all processes, of one length and type, by rank.
+        """Returns the vectors of all processes, which have the same length and type, by rank.
 
-        They are sent directly, so every process knows at once which one is missing.
+        The vectors are sent directly, so every process knows at once from which process a vector is missing.
         """
         sent = torch.from_numpy(vector)
         rows = np.empty((self.count, *vector.shape), vector.dtype)
@@ -110,9 +111,9 @@ class ProcessGroup:
     def exchange(
         self, received: Sequence[tuple[Tensor, int]], sent: Sequence[tuple[Tensor, int]], tag: int
     ) -> list["PendingMessage"]:
-        """Begins to receive tensors from some ranks and to send others.
+        """Begins to receive and to send tensors, each from or to the rank beside it.
 
-        Of a GPU's tensors all are given to NCCL at once: one by one, each would wait for the one before.
+        Tensors on a GPU are all given to NCCL in one call: one by one, each would wait for the previous one.
         """
         if not any(tensor.is_cuda for tensor, _ in [*received, *sent]):
             messages = [self.receive(tensor, rank, tag) for tensor, rank in received]
@@ -135,14 +136,14 @@ class ProcessGroup:
 
     @contextmanager
     def _explain_lost_process(self, rank: int | None = None) -> Iterator[None]:
-        """Raises WorkerError if torch reports, in whatever words, that another process has ended."""
+        """A context that replaces any RuntimeError of torch by a WorkerError that names the process that has ended."""
         try:
             yield
         except RuntimeError as error:
             raise self.peers.build_error(error, rank) from error
 
     def _is_lost(self, rank: int) -> bool:
-        """Returns whether the connection to a process is broken. The message asked for is never sent."""
+        """Returns whether the connection to a process is broken, by asking for a message that is never sent."""
         try:
             self.control.recv([torch.empty(1)], rank, _NOTHING)
         except RuntimeError:
@@ -165,7 +166,7 @@ class ProcessGroup:
 
 
 class PendingMessage:
-    """A message that is under way; its tensor is in use until it is waited for."""
+    """A message that is being sent or received; its tensor is in use until `wait` returns."""
 
     def __init__(self, work: Any, tensor: Tensor, rank: int, peers: Peers) -> None:
         self._work = work
@@ -197,7 +198,7 @@ def _choose_transports(accelerated: bool) -> str:
 
 
 def open_store(host: str, port: int, listens: bool, on_loopback: bool) -> Any:
-    """Returns the key-value store at this address, which this process serves if it is the one that listens.
+    """Returns the key-value store at this address; this process serves the store if `listens`.
 
     torch's own store would listen on every interface, so the socket is created here and passed to it.
     """
@@ -214,7 +215,7 @@ def open_store(host: str, port: int, listens: bool, on_loopback: bool) -> Any:
 
 
 def _listen(port: int, on_loopback: bool) -> int:
-    """Returns the descriptor of a socket that listens, which torch's store closes."""
+    """Returns the descriptor of a listening socket, which torch's store closes."""
     everywhere = socket.has_dualstack_ipv6() and not on_loopback
     family = socket.AF_INET6 if everywhere else socket.AF_INET
     host = LOOPBACK if on_loopback else ""
@@ -241,10 +242,10 @@ def get_rank() -> int:
 
 @functools.cache
 def _destroy_groups_at_exit() -> None:
-    """Registers, once and before all that uses a group, that all groups' threads end before the interpreter exits.
+    """Registers an exit handler, once and before any use of a group, that ends the threads of all groups.
 
-    A thread that frees a tensor during the exit needs the interpreter's lock, which Python then refuses by ending the
-    thread in the middle of C++ code: that aborts the process.
+    A thread that frees a tensor while the interpreter exits needs the interpreter's lock. Python then ends the thread
+    in the middle of C++ code, which aborts the process.
     """
     atexit.register(_destroy_groups)
 

@@ -26,7 +26,7 @@ Range = tuple[str, int, int]  # type of a vector, and elements from start to sto
 
 
 class Buffers(NamedTuple):
-    """The slots of the processes that share memory, by rank, and the root, which is one for all of them."""
+    """The slots of the processes that share memory, by rank, and the one root of all of these."""
 
     layout: Layout
     slots: Mapping[int, Sequence[PartialSum]]
@@ -34,7 +34,7 @@ class Buffers(NamedTuple):
 
 
 class Transfer:
-    """The transfer of one process for batches with one number of filled shards; its views are created once."""
+    """One process's transfer, for batches with a given number of non-empty shards; its views are created once."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Transfer:
         self._signals = [view_as_tensor(np.zeros(1, np.uint8)) for _ in self._mates]
 
     def run(self, by: float) -> None:
-        """Makes both passes; all processes have their partial sums. Afterwards the whole root is there.
+        """Makes both passes once all processes have computed their partial sums; afterwards the root is complete.
 
         This process's slice is divided by `by`, a number other than 1, before it is sent.
         """
@@ -140,13 +140,13 @@ class _Bucket:
         self._sums_sent = [(view_as_tensor(out[dtype]), sender) for sender in senders]
 
     def send_partial_sums(self) -> None:
-        """Adds what the group's processes have not, and begins to send and receive partial sums."""
+        """Adds the sums over the group's processes that no process has yet; begins to send and receive partial sums."""
         for fold in self._folds:
             fold.add(1.0)
         self._messages = self._group.exchange(self._received, self._sent, self._tag)
 
     def send_sums(self, by: float) -> None:
-        """Adds this process's slice once its parts are here, and begins to send and receive sums."""
+        """Adds this process's slice once the partial sums have arrived, and begins to send and receive sums."""
         self.wait()
         self._sum.add(by)
         self._messages = self._group.exchange(self._sums_received, self._sums_sent, self._tag)
@@ -160,7 +160,7 @@ class _Bucket:
 def iterate_buckets(layout: Layout) -> Iterator[Range]:
     """Yields the ranges of the vectors in the order in which they are sent: gradients from the last to the first.
 
-    A backward pass computes them in about this order. What follows the gradients is complete at the end.
+    A backward pass computes the gradients in about this order. The fields after the gradients are complete at its end.
     """
     for dtype, length in layout.lengths.items():
         divided = layout.divided.get(dtype, 0)
@@ -172,7 +172,7 @@ def iterate_buckets(layout: Layout) -> Iterator[Range]:
 
 
 def cut_range(bounds: Range, count: int) -> list[tuple[int, int]]:
-    """Splits a range into `count` slices, whose lengths are multiples of 512 bytes but for the last.
+    """Splits a range into `count` slices, whose lengths are multiples of 512 bytes, except the last.
 
     >>> cut_range(("float32", 128, 600), 3)
     [(128, 384), (384, 600), (600, 600)]

@@ -1,7 +1,8 @@
-"""Messages, each with its length before it, over a socket between the controller and one worker.
+"""Sends and receives length-prefixed messages over a socket between the controller and one worker.
 
-A message is its length in 8 bytes, then its bytes. Nothing is read ahead of the message asked for, so `poll` on the
-descriptor is reliable: it is readable exactly if a message, or the end of the stream, has arrived.
+A message is sent as its length in 8 bytes, followed by its bytes. `receive` reads no bytes after the message that it
+returns, so `poll` on the descriptor is reliable: the descriptor is readable exactly if a message, or the end of the
+stream, has arrived.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ class ChannelClosed(EOFError):
 
 
 class FailureReported(Exception):
-    """Raised by `receive` for a message that reports a failure. `args[0]` has its bytes."""
+    """Raised by `receive` for a message that reports a failure. `args[0]` has the message's bytes."""
 
 
 def frame(data: bytes | memoryview) -> list[memoryview]:
@@ -61,7 +62,7 @@ class Channel:
         return self._read(length)
 
     def send_available(self, parts: deque[memoryview]) -> None:
-        """Sends as much of the parts (from `frame`) as fits without blocking, and removes what was sent."""
+        """Sends as much of the parts (from `frame`) as the socket takes without blocking, and removes what was sent."""
         try:
             while parts:
                 count = self._socket.send(parts[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

@@ -1,4 +1,4 @@
-"""Finds out with which command, and from which commit of its repository, this process was started."""
+"""Reads the command that started this process, and the git commit of the script's folder."""
 
 import shlex
 import subprocess
@@ -9,7 +9,7 @@ _SECONDS = 5.0
 
 
 def read_command() -> str:
-    """Returns the command line of this process, as it can be typed into a shell.
+    """Returns the command line of this process, quoted for a shell.
 
     >>> read_command() != ""
     True
@@ -18,9 +18,9 @@ def read_command() -> str:
 
 
 def read_commit() -> str:
-    """Returns the git commit of the script's folder, with `-dirty` after it if files have changed since.
+    """Returns the git commit of the script's folder, followed by `-dirty` if files have changed since the commit.
 
-    Returns an empty text if the folder is in no repository, or git is not installed.
+    Returns an empty string if the folder is not in a git repository, or if git is not installed.
     """
     script = Path(sys.argv[0] if sys.argv else "")
     folder = script.resolve().parent if script.is_file() else Path.cwd()

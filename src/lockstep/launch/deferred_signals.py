@@ -1,17 +1,18 @@
-"""Ctrl-C and SIGTERM: both take effect between two steps instead of inside one.
+"""Defers Ctrl-C and SIGTERM, so that both take effect between two steps instead of inside one.
 
 A step that is interrupted between two messages would leave processes that wait for each other. Inside
-`defer_interrupts()` a SIGINT is recorded and delivered at the end of the block; a second one is delivered at once, so
-that a block that hangs can be left. `defer_all_interrupts()` is for a block in which every wait has a deadline, such as
-the closing of resources: however many arrive, one is delivered at its end.
+`defer_interrupts()` a SIGINT is recorded and delivered at the end of the block; a second SIGINT is delivered at once,
+so that a block that hangs can be interrupted. `defer_all_interrupts()` is for a block in which every wait has a
+deadline, such as the closing of resources: it delivers one SIGINT at the end of the block, however many have arrived.
 
 `Termination` turns SIGTERM into a flag that the training loop reads between two steps. Schedulers and `docker stop`
-send SIGTERM and wait a while before they send SIGKILL. The signal may arrive twice, sent to the process group and
-forwarded by a launcher; one that arrives seconds later is a second request and gets the script's handler.
+send SIGTERM and wait a while before they send SIGKILL. The signal may arrive twice, once because it was sent to the
+process group and once because a launcher forwarded it. A SIGTERM that arrives seconds later is a second request, for
+which the script's own handler is called.
 
-A SIGTERM to the process group also ends the processes of a loader, and the loader then raises: while a batch is read,
-or at any moment in its handler of SIGCHLD. So SIGCHLD is handled here too, such that only the reading of a batch can be
-interrupted, never a step.
+A SIGTERM to the process group also ends the worker processes of a data loader. The loader then raises an error while a
+batch is read or, from its SIGCHLD handler, at any moment. So SIGCHLD is handled here, too: such an error can interrupt
+the reading of a batch, but never a step.
 """
 
 # `signal` converts every handler to an enum and catches the exception if that fails: 10 µs a block. `_signal` takes 1.
@@ -51,9 +52,9 @@ def defer_all_interrupts() -> "InterruptDeferral":
 
 
 class InterruptDeferral:
-    """One block during which SIGINT waits. The object itself is installed as the handler.
+    """A context that defers SIGINT; the object itself is installed as the signal handler.
 
-    `limit` is the number of signals that wait; None for any number.
+    `limit` is the number of signals that are deferred; None means any number.
     """
 
     __slots__ = ("_limit", "_pending", "_previous")
@@ -81,7 +82,7 @@ class InterruptDeferral:
                 self._previous(_signal.SIGINT, None)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Records a SIGINT; the one past the limit is delivered at once, and then none at the end of the block."""
+        """Records a SIGINT; one that exceeds the limit is delivered at once, and then none at the end of the block."""
         self._pending += 1
         if self._limit is not None and self._pending > self._limit and self._previous is not None:
             self._pending = 0
@@ -155,7 +156,7 @@ class Termination:
                 self._install_child_handler()
 
     def _wait_for_signal(self, error: Exception) -> bool:
-        """Returns whether SIGTERM arrives shortly: a reader process that got it first may have caused the error."""
+        """Returns whether SIGTERM arrives shortly: it may have ended a reader process first, which caused the error."""
         if self._previous is None or isinstance(error, LockstepError):
             return self.asked
         deadline = time.monotonic() + _SECONDS_TO_ARRIVE
@@ -183,7 +184,7 @@ class Termination:
             self._previous_of_children = signal.signal(signal.SIGCHLD, self._handle_child)
 
     def _handle_child(self, number: int, frame: FrameType | None) -> None:
-        """Handles SIGCHLD: calls the previous handler, but lets no error of a loader after SIGTERM interrupt a step."""
+        """Handles SIGCHLD: calls the previous handler, but after SIGTERM no error of that handler interrupts a step."""
         if self._handling_child or os.getpid() != self._process:  # the previous handler may call this one
             return
         self._handling_child = self._child_ended = True

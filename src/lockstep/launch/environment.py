@@ -161,7 +161,7 @@ def _from_tf_config() -> ProcessPlace | None:
 
 
 def _from_mpi() -> ProcessPlace | None:
-    """Returns the place from mpirun's variables. They have no rendezvous address, so several hosts need MASTER_ADDR."""
+    """Returns the place from mpirun's variables, which have no rendezvous address: several hosts need MASTER_ADDR."""
     launcher = next((each for each in _MPI if each.is_present), None)
     if launcher is None or (launcher is _HYDRA and launcher.local_rank not in os.environ):
         return None
@@ -240,7 +240,7 @@ def _slurm_local_count() -> int:
 
 
 def _read(parse: Callable[[str], Value], *names: str) -> Value:
-    """Returns the parsed value of the first of these variables that is set; raises if none is set or valid."""
+    """Returns the parsed value of the first variable that is set; raises if none is set, or if the value is invalid."""
     for name in names:
         value = os.environ.get(name)
         if value:
@@ -258,7 +258,7 @@ def _read(parse: Callable[[str], Value], *names: str) -> Value:
 
 
 def list_settings(names: Container[str]) -> dict[str, str]:
-    """Returns those of these variables that are set, and all whose names begin with LOCKSTEP_."""
+    """Returns the variables in `names` that are set, and all variables whose names begin with LOCKSTEP_."""
     return {name: value for name, value in os.environ.items() if name in names or name.startswith("LOCKSTEP_")}
 
 
@@ -277,9 +277,9 @@ def read_devices() -> int | list[str] | None:
 
 
 def read_worker_timeout() -> float | None:
-    """Returns the seconds after which a worker that does not answer is ended; 0 means never, None that none were set.
+    """Returns the time limit in seconds for a worker that does not answer; 0 for no limit, None for the default limit.
 
-    Under a debugger, which stops processes for as long as it likes, there is no end unless it is set.
+    Under a debugger, which may stop processes for any time, there is no limit unless the variable is set.
     """
     text = os.environ.get("LOCKSTEP_WORKER_TIMEOUT", "").strip()
     if not text:

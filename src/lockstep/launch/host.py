@@ -1,4 +1,4 @@
-"""What this process's host is, and what it may use of it: cores and memory, within the limits of its cgroups."""
+"""Identifies this process's host, and reads the cores and memory that its cgroups let this process use."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Host:
-    """What this process may use of its host."""
+    """The cores and the memory that this process may use on its host."""
 
     num_cores: float  # a quota may allow a part of one
     free_memory: int  # bytes
@@ -32,16 +32,16 @@ def describe_host() -> str:
 
 
 def read_host(cgroup: Path = _CGROUP, proc: Path = _PROC) -> Host:
-    """Returns the cores that this process may run on, the memory that is free for it, and what it takes itself."""
+    """Returns the number of cores that this process may use, and the memory that is free for it and that it uses."""
     groups = _list_groups(cgroup, proc)
     return Host(_read_cores(groups), _read_free_memory(groups, proc), _read_process_memory(proc))
 
 
 def _list_groups(cgroup: Path, proc: Path) -> list[Path]:
-    """Returns the folders of this process's cgroups and of all around them, whose limits hold as well.
+    """Returns the folders of this process's cgroups and of their parent groups, whose limits apply as well.
 
-    Version 2 has one hierarchy, version 1 one for each controller. A container may have its own group in the place of
-    the root, and read its path outside, where there is no folder.
+    Version 2 of cgroups has one hierarchy, version 1 has one for each resource. In a container the process's own group
+    may be mounted as the root, while /proc shows the group's path on the host, which has no folder in the container.
     """
     groups = {cgroup}
     for line in _read_text(proc / "self" / "cgroup").splitlines():
@@ -53,7 +53,7 @@ def _list_groups(cgroup: Path, proc: Path) -> list[Path]:
 
 
 def _read_cores(groups: Iterable[Path]) -> float:
-    """Returns the number of cores in this process's affinity, or less if a quota allows less."""
+    """Returns the number of cores in this process's affinity mask, or less if a cgroup's quota allows less."""
     cores = float(len(os.sched_getaffinity(0)))
     for group in groups:
         quota, _, period = _read_text(group / "cpu.max").partition(" ")
@@ -70,7 +70,7 @@ def _read_free_memory(groups: Iterable[Path], proc: Path) -> int:
 
 
 def _read_free_memory_of_group(group: Path) -> int | None:
-    """Returns what a group leaves, None if it has no limit. Files that the kernel has cached are given up first."""
+    """Returns the memory that a group may still use; None without a limit. The kernel's file cache counts as free."""
     limit = _read_text(group / "memory.max") or _read_text(group / "memory.limit_in_bytes")
     used = _read_text(group / "memory.current") or _read_text(group / "memory.usage_in_bytes")
     if not limit.isdigit() or not used.isdigit():
@@ -86,7 +86,7 @@ def _read_process_memory(proc: Path) -> int:
 
 
 def _read_numbers(path: Path) -> dict[str, int]:
-    """Returns the integers of a file with a name and a number in each line."""
+    """Returns the integers of a file in which each line has a name and a number."""
     lines = (line.split() for line in _read_text(path).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 

@@ -1,9 +1,9 @@
 """Makes glibc's malloc keep the memory that a step frees, for the next step.
 
-By default glibc returns large blocks to the kernel as soon as they are freed, and the next step pays for them again in
-page faults. A training process needs the same memory again at once. The largest blocks are returned all the same, as in
-any program: kept, they leave holes in the heap that the next gradient of that size does not fit into, because malloc
-asks for some bytes more to align it.
+By default glibc returns large blocks to the kernel as soon as they are freed, and the next step, which needs the same
+memory again, pays for it in page faults. The largest blocks are still returned: if they were kept, they would leave
+holes in the heap into which the next gradient of the same size does not fit, because malloc adds some bytes to align a
+block.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Finds the network interface through which this host reaches another.
 
 Gloo listens on the address that the host's name resolves to. On many systems that is a loopback address (/etc/hosts has
-`127.0.1.1 name`), where the processes of other hosts cannot reach it, so it gets the name of an interface.
+`127.0.1.1 name`), at which processes of other hosts cannot reach it. So Lockstep gives Gloo the name of an interface.
 """
 
 import fcntl
@@ -14,10 +14,10 @@ _ELSEWHERE = "198.51.100.1"  # an address that no host has: the default route le
 
 
 def find_interface(host: str) -> str | None:
-    """Returns the interface that leads to this host, or else to the default route; None for loopback and IPv6.
+    """Returns the interface of the route to `host`, or else of the default route; None for loopback and IPv6.
 
-    No packet is sent: connecting a UDP socket only chooses its own address. On the host itself, where its name may
-    resolve to a loopback address, the default route is the best guess.
+    No packet is sent: connecting a UDP socket only chooses the socket's own address. If `host` is this host, its name
+    may resolve to a loopback address; then the default route is the best guess.
     """
     for other in (host, _ELSEWHERE):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""Relays what workers print to the script's streams, line by line, each line with the worker's name before it."""
+"""Relays what workers print to the script's streams, line by line, each line prefixed with the worker's name."""
 
 import contextlib
 import os
@@ -39,9 +39,10 @@ class OutputStream:
         return bool(data)
 
     def relay_rest(self) -> None:
-        """Relays what is in the pipe now, with an incomplete last line.
+        """Relays what is in the pipe now, including an incomplete last line.
 
-        No more than one full pipe, because a process that the worker left behind may write for ever.
+        Reads at most as many bytes as a pipe holds, because a process that the worker left behind may write without
+        end.
         """
         self.relay()
         self._split(b"")
@@ -51,7 +52,7 @@ class OutputStream:
         self._pipe.close()
 
     def _split(self, data: bytes) -> None:
-        """Writes the lines that are complete with `data`; without data also an incomplete one."""
+        """Writes the lines that `data` completes; without data, also writes an incomplete line."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._rest and (not data or len(self._rest) > _LONGEST_LINE):
             lines.append(self._rest)

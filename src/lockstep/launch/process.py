@@ -1,6 +1,6 @@
-"""A worker process: how it is started, what belongs to it, and how it ended.
+"""A worker process: its start, its channel and pipes, and its end.
 
-The supervisor's thread alone spawns, reaps and closes a process. It sets the events, for which other threads wait.
+Only the supervisor's thread spawns, reaps and closes a process. It sets the events for which other threads wait.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _BOOTSTRAP = (
 
 
 class Process:
-    """A worker process, which runs `entry(channel)`. Nothing is opened before `spawn`."""
+    """A worker process that runs `entry(channel)`; no descriptor is opened before `spawn`."""
 
     def __init__(self, name: str, entry: Callable[[Channel], object], share: Sequence[int]) -> None:
         self.name = name
@@ -89,7 +89,7 @@ class Process:
         self.end()
 
     def send_entry(self) -> None:
-        """Sends as much of the entry as fits without blocking."""
+        """Sends as much of the pickled entry as the channel takes without blocking."""
         assert self.channel is not None
         try:
             self.channel.send_available(self._unsent)
@@ -99,11 +99,11 @@ class Process:
             self.sent.set()
 
     def end_within(self, seconds: float) -> None:
-        """Makes the supervisor kill the process after this time, unless an earlier time was set, and close it."""
+        """Makes the supervisor kill and close the process after this time, unless an earlier time was set before."""
         self.deadline = min(self.deadline, time.monotonic() + seconds)
 
     def kill_unreachable(self) -> None:
-        """Kills a process that runs on without its channel; in any thread, and without closing anything."""
+        """Kills a process that has closed its channel but still runs. Closes nothing, so any thread may call it."""
         self.is_unreachable = True
         with contextlib.suppress(OSError):  # it has ended, and is closed
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -140,7 +140,7 @@ class Process:
             event.set()
 
     def describe_end(self) -> str:
-        """Returns how the process ended, as the rest of a sentence about it."""
+        """Returns how the process ended, as the predicate of a sentence: "was killed by SIGKILL"."""
         if self.error is not None:
             return f"could not be started: {self.error}"
         if self.is_unreachable:
@@ -174,10 +174,10 @@ def find_readable(*descriptors: int, seconds: float | None = 0.0) -> Sequence[in
 
 
 def _pack(entry: Callable[[Channel], object], share: tuple[int, ...]) -> deque[memoryview]:
-    """Returns the messages that a worker starts with.
+    """Returns the first messages for a worker: arguments and descriptors, the entry, and the entry's buffers.
 
-    Read-only buffers, such as a model that is pickled already, are not copied, so the workers' messages can share one.
-    Others are, because they may change before they are sent.
+    Read-only buffers, such as a model that is already pickled, are not copied, so that the messages to several workers
+    can share one. Other buffers are copied, because they may change before they are sent.
     """
     buffers: list[memoryview] = []
 

@@ -9,10 +9,10 @@ from lockstep.launch.shm import Region
 
 
 class SharedFiles:
-    """Owns one eventfd for each process that there may be, and a region for each name.
+    """Owns one eventfd for each process that may be started, and a region for each name.
 
-    They are closed with this object too: Ctrl-C may prevent a finalizer from running, but hardly that of the owner and
-    then this one.
+    A finalizer of this object closes the eventfds, too, in case Ctrl-C has interrupted the finalizer that should call
+    `close`.
     """
 
     def __init__(self, num_processes: int, names: Sequence[str]) -> None:
@@ -29,7 +29,7 @@ class SharedFiles:
         return [region.descriptor for region in self.regions]
 
     def close(self) -> None:
-        """Closes all of them; idempotent."""
+        """Closes the regions and the eventfds; idempotent."""
         with defer_all_interrupts():
             for region in self.regions:
                 region.close()

@@ -1,7 +1,7 @@
 """Parsers of SLURM's compact notation for host lists and tasks per node.
 
-They take text and return values; `environment` reads the variables. So every form that SLURM writes is one row of a
-table in the tests.
+The parsers take a string and return values; `environment` reads the variables. So each form that SLURM writes can be
+tested as one row of a table.
 """
 
 import re
@@ -43,7 +43,7 @@ def parse_tasks_per_node(counts: str) -> list[int]:
 
 
 def choose_port(job: int, step: int) -> int:
-    """Returns the port for the rendezvous of a step's processes: equal in all of them, another for each job and step.
+    """Returns the rendezvous port of a SLURM job step, computed from both numbers, so that all of its processes agree.
 
     >>> choose_port(4711, 0)
     22041

@@ -3,7 +3,8 @@
 The kernel's parent-death signal fires when the *thread* that started a child ends, so the workers are started by a
 thread that lives as long as they do. The same thread opens and closes whatever belongs to a worker or to itself. Python
 runs signal handlers in the main thread only, so Ctrl-C, however often, cannot interrupt it between two of these calls.
-Other threads ask it for something and wait for a limited time; if they are interrupted, it still does what was asked.
+Other threads send it requests and wait for a limited time; it carries out a request even if the requesting thread is
+interrupted.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class Supervisor:
-    """Starts, relays and ends the workers of one pool, in a thread that runs until `close` or the end of the pool."""
+    """A thread that starts and ends one pool's workers and relays their output, until `close` or the pool's end."""
 
     def __init__(self, pool: "weakref.ref[Any]") -> None:
         self._pool = pool
@@ -47,7 +48,7 @@ class Supervisor:
             raise WorkerError("The workers were closed and cannot be used any more. Call lockstep.wrap again.")
 
     def start(self, process: Process) -> None:
-        """Has the thread spawn the process; returns at once."""
+        """Makes the thread spawn the process; returns at once."""
         with defer_all_interrupts(), self._lock:
             self.require_open()
             self._processes.append(process)
@@ -63,7 +64,7 @@ class Supervisor:
     def stop(self, process: Process) -> None:
         """Kills the process unless it has ended, reaps it and closes what belongs to it.
 
-        Returns at the latest ten seconds after the kill, because a process that waits for a disk may not end before.
+        Returns at most ten seconds after the kill, because a process that waits for a disk may not end earlier.
         """
         if os.getpid() != self._owner:
             return
@@ -128,7 +129,7 @@ class Supervisor:
         self._ended.set()
 
     def _attend(self, selector: selectors.BaseSelector) -> float | None:
-        """Does what is due; returns the seconds until something will be due, or None at the end."""
+        """Starts and ends processes as requested; returns the seconds until the next deadline, or None at the end."""
         if self._pool() is None:
             self._closing = True
         due = time.monotonic() + _SECONDS_BETWEEN_LOOKS
@@ -174,7 +175,7 @@ class Supervisor:
         watch(process.pidfd, selectors.EVENT_READ, reap)
 
     def _end(self, process: Process, selector: selectors.BaseSelector) -> None:
-        """Brings a process nearer to its end, according to how far it has got."""
+        """Shuts the channel of a running process, and kills it at its deadline; closes a process that has ended."""
         if process.pid is not None and process.exit_code is None:
             assert process.channel is not None
             process.channel.shutdown()

@@ -1,6 +1,6 @@
 """Parser of TF_CONFIG, the variable with which TensorFlow's multi-worker jobs are launched.
 
-It takes text and returns values; `environment` reads the variable.
+The parser takes a string and returns values; `environment` reads the variable.
 """
 
 import json

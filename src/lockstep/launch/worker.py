@@ -1,4 +1,4 @@
-"""A worker as the script sees it."""
+"""The object through which the script's process uses one worker."""
 
 import pickle
 from typing import NoReturn
@@ -16,7 +16,7 @@ _SECONDS_TO_END = 10.0  # for a process whose channel is closed; a core dump or 
 class Worker:
     """A worker process of a pool, which starts in the background. Each method is for one thread at a time.
 
-    A caller that polls `fileno()` or `pidfd` itself stops doing so before `stop`, which closes them.
+    A caller that polls `fileno()` or `pidfd` itself must stop polling before it calls `stop`, which closes both.
     """
 
     def __init__(self, process: Process, supervisor: Supervisor) -> None:
@@ -26,7 +26,7 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process id; None until the process was spawned, which the background thread does."""
+        """The process id; None until the supervisor's thread has spawned the process."""
         return self._process.pid
 
     @property
@@ -44,14 +44,14 @@ class Worker:
         self._get_channel()
 
     def has_message(self) -> bool:
-        """Returns, without blocking, whether `receive` has something to return, or the worker's end to raise."""
+        """Returns without blocking whether `receive` would return a message, or raise the worker's end, at once."""
         process = self._process
         return process.error is not None or (
             process.sent.is_set() and bool(find_readable(self._get_channel().fileno(), process.pidfd))
         )
 
     def receive(self) -> bytes:
-        """Returns the next message, blocking; raises the worker's exception, or how the worker ended."""
+        """Returns the next message, blocking; raises the worker's exception, or WorkerError if the worker ended."""
         process = self._process
         process.sent.wait()
         channel = self._get_channel()
@@ -69,7 +69,7 @@ class Worker:
         self.raise_end()
 
     def send(self, data: bytes) -> None:
-        """Sends one message; blocks until the worker has read what it starts with, and while the channel is full."""
+        """Sends one message; blocks until the worker has read its first messages, and while the channel is full."""
         self._process.sent.wait()
         channel = self._get_channel()
         try:

@@ -1,7 +1,7 @@
 """The main function of a worker process.
 
-A worker dies with its parent, ignores Ctrl-C and SIGTERM, because the parent decides when it ends, has the parent's
-sys.path, and sends every exception to the parent.
+A worker ends when its parent ends. It ignores Ctrl-C and SIGTERM, because the parent decides when it ends. It has the
+parent's sys.path, and sends every exception to the parent.
 """
 
 import contextlib

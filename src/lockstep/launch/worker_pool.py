@@ -1,6 +1,6 @@
 """A pool of workers: fresh interpreters that this process starts and that end with it.
 
-They end when `close` is called, when the pool is garbage-collected, when the script ends in any way, and, by the
+The workers end when `close` is called, when the pool is garbage-collected, when the script ends in any way, and, by the
 kernel's parent-death signal, when the script is killed.
 """
 
@@ -32,7 +32,8 @@ def require_linux() -> None:
 class WorkerPool:
     """Starts workers, one at a time, and ends all of them on `close`.
 
-    The descriptors in `share` stay open in every worker under the same numbers; they must be open whenever one starts.
+    The descriptors in `share` stay open in every worker under the same numbers; they must be open whenever a worker
+    starts.
     """
 
     def __init__(self, *, share: Sequence[int] = ()) -> None:
@@ -42,9 +43,10 @@ class WorkerPool:
         weakref.finalize(self, Supervisor.close, self._supervisor)
 
     def start(self, name: str, entry: Callable[[Channel], object]) -> Worker:
-        """Starts a worker that runs `entry(channel)` until it returns. Returns at once, before there is a process.
+        """Starts a worker that runs `entry(channel)` until it returns. Returns before the process exists.
 
-        `entry` is pickled here and now, by cloudpickle. If no process can be started, the worker's methods raise that.
+        `entry` is pickled by cloudpickle before this method returns. If the process cannot be started, the worker's
+        methods raise WorkerError.
         """
         self._supervisor.require_open()
         process = Process(name, entry, self._share)

@@ -1,9 +1,10 @@
-"""Waits until all launched processes have come to the meeting, and says which one has not.
+"""Waits until all launched processes have arrived, and says which one has not.
 
-They meet in a key-value store. A launcher that restarts its processes (torchrun) keeps the store with all that earlier
-processes wrote, so no key alone shows who is here now: each process writes a random mark, the first process writes the
-list of the marks that it sees, and the list counts once every process has confirmed it with its own mark in it. What an
-earlier process left behind is never confirmed, nor is the last list by a process that has ended in the meantime.
+The processes meet in a key-value store. A launcher that restarts its processes (torchrun) keeps the store with
+everything that earlier processes wrote, so a key alone does not show that its process is running. Each process writes a
+random mark, the first process writes a list of the marks that it sees, and the list counts once every process has found
+its own mark in the list and has confirmed the list. An earlier process confirms no list, and a process that has ended
+in the meantime does not confirm the last one.
 """
 
 import hashlib
@@ -47,7 +48,7 @@ class KeyValueStore(Protocol):
 
 @dataclass
 class Patience:
-    """How long the processes wait for each other: a line when it takes long, an error at the end."""
+    """How long the processes wait for each other; prints a line if it takes long, and raises an error at the limit."""
 
     seconds: float
     say: Callable[[str], None]
@@ -56,7 +57,7 @@ class Patience:
     sleep: Callable[[float], None] = time.sleep
 
     def wait(self, ready: Callable[[], bool], describe: Callable[[], str], seconds: float) -> None:
-        """Waits until `ready()`; `describe` says who is waited for, in a line that is printed and in the error."""
+        """Waits until `ready()`; `describe` says which processes are missing, for the printed line and the error."""
         began, notice, pause = self.clock(), _SECONDS_TO_NOTICE, 0.005
         while not ready():
             waited = self.clock() - began
@@ -96,7 +97,7 @@ def wait_for_address(host: str, place: ProcessPlace, is_served: bool, patience: 
 
 
 def wait_for_all(store: KeyValueStore, index: int, count: int, host: str, patience: Patience) -> str:
-    """Waits until all processes are here at once; returns a text that is equal in them and new in every launch."""
+    """Waits until all processes are here at once; returns a text that is equal in all and new in every launch."""
     try:
         return _Meeting(store, index, count, host, patience).hold()
     except RuntimeError as error:
@@ -118,7 +119,7 @@ class _Meeting:
         self._confirmed = ""  # what this process has confirmed
 
     def hold(self) -> str:
-        """Returns the first process's mark when all are here."""
+        """Waits until all processes are here; returns the first process's mark."""
         self._store.set(f"{_MARK}{self._index}", self._mark)
         self._patience.wait(self._have_all_come, self._describe, self._patience.seconds)
         seconds = self._patience.seconds
@@ -168,7 +169,7 @@ class _Meeting:
         return marks if len(marks) == self._count else []  # an earlier launch may have had another number
 
     def _find_missing(self) -> list[int]:
-        """Returns the processes that have not come: a mark that the first one's list did not reach is an old one."""
+        """Returns the processes that have not come: those that have confirmed no list of the present first process."""
         first = self._marks[0] if self._is_listed() else " "
         return [index for index in range(self._count) if not self._read(f"{_CONFIRMED}{index}").startswith(first)]
 

@@ -1,4 +1,4 @@
-"""Puts together what the controller and its workers have measured in an attempt, for the observer of a run."""
+"""Combines the times that the controller and its workers have measured in an attempt, for a run's observer."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -31,7 +31,7 @@ class AttemptMeasurements:
         return self.observer is not None
 
     def announce(self, text: str) -> None:
-        """Prints a line for the user, and gives it to the observer."""
+        """Prints a line for the user, and passes the line to the observer."""
         self._report(text)
         if self.observer is not None:
             self.observer.add_notice(text)
@@ -46,12 +46,12 @@ class AttemptMeasurements:
         self._own = [] if self._laps is None else self._laps.take_timings()
 
     def commit_alone(self) -> None:
-        """Gives an attempt that this process has made without workers to the observer."""
+        """Passes to the observer an attempt that this process has made without workers."""
         self.end_own_part()
         self._give({}, True, ())
 
     def conclude(self, answers: Mapping[int, Any], losses: Iterable[Loss], is_committed: bool) -> None:
-        """Gives a committed attempt to the observer, with the answers of the workers by seat.
+        """Passes a committed attempt to the observer, with the answers of the workers by seat.
 
         `losses` are the workers that have ended since the commit.
         """
@@ -59,7 +59,7 @@ class AttemptMeasurements:
             self._give({seat: timings for seat, (_, timings) in answers.items()}, True, losses)
 
     def abort(self, answers: Mapping[int, Any], losses: Iterable[Loss]) -> None:
-        """Gives an aborted attempt to the observer, with the workers that were lost in it."""
+        """Passes an aborted attempt to the observer, with the workers that were lost in this attempt."""
         self.end_own_part()
         # A worker that was done before the attempt was aborted answers as after a step.
         timings = {seat: answer if isinstance(answer, list) else answer[1] for seat, answer in answers.items()}

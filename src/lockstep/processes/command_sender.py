@@ -26,7 +26,7 @@ MEMBERS, NEWCOMERS = range(2)  # the numbers of the regions
 class CommandSender:
     """Sends commands to the workers in `seats`.
 
-    Arrays are sent in one of the regions, whose last contents have been used when the next command is sent.
+    Arrays are sent in one of the regions. Its previous contents are no longer needed when the next command is sent.
     """
 
     def __init__(self, backend: Backend, seats: Seats, regions: Sequence[Region], place: tuple[int, int]) -> None:
@@ -66,11 +66,11 @@ class CommandSender:
     def pack(
         self, command: Command, seats: Sequence[Seat], works: Sequence[Work], region: int = MEMBERS
     ) -> list[bytes]:
-        """Returns the messages of any other command; raises for what cannot be sent, before a part of it is sent."""
+        """Returns the messages of any other command; raises if something cannot be pickled, before anything is sent."""
         return self._pack(seats, lambda seat: command, works, region)
 
     def send(self, seats: Sequence[Seat], messages: Sequence[bytes], plan: Plan | None = None) -> list[int]:
-        """Sends the messages, for a step with its plan; returns the numbers of the workers that could be reached."""
+        """Sends the messages; `plan` is that of a step. Returns the numbers of the seats whose workers were reached."""
         reached = []
         for seat, data in zip(seats, messages, strict=True):
             try:
@@ -119,8 +119,8 @@ class CommandSender:
     def _note_changes(self, seats: Sequence[Seat], work: Work) -> None:
         """Pickles the controls, and marks the workers' state as stale if the script has written to its own.
 
-        In a quiet period the script changes nothing, but an optimizer may count its updates in a parameter group: the
-        controls are read again for a worker that was not there in all of them.
+        In a quiet period the script changes nothing, but an optimizer may count its updates in a parameter group: so
+        the controls are read again for a worker that has not made all of these updates.
         """
         backend, period = self._backend, work.quiet_period
         is_quiet = period is not None and period == self._quiet_period

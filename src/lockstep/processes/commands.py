@@ -1,7 +1,7 @@
 """Commands: the functions that every process runs on its part of a batch, which is a `Work`.
 
 A command is a function, or a `functools.partial` of one, and is pickled to the workers by its name. A command without a
-batch gets a work without examples, which only has the threads, seed and step to compute with.
+batch gets a `Work` without examples, which only has the threads, the seed and the step.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def step(plan: Plan | None, is_observed: bool, member: Member, work: Work) -> tu
 
 
 def prove(member: Member, work: Work) -> str:
-    """Returns the digest of the gradient, buffers and sums of one shard, which every process must compute equally."""
+    """Returns the digest of the gradient, buffers and sums of one shard, which must be equal in every process."""
     backend, work = member.backend, member.read(work)
     exchange = InProcessExchange(backend)
     (replica,) = work.pieces

@@ -1,7 +1,8 @@
 """The controller's side of a step: waits for the workers, detects dead and late ones, and decides about the step.
 
-The decisions are those of core/membership.py. This class turns words in shared memory, dead processes and answers into
-its events, and carries out its actions. A process is given by its seat: 0 is the controller, the others are workers.
+The decisions are those of core/membership.py. This class turns words in shared memory, ends of processes and answers
+into events of that protocol, and carries out the protocol's actions. A process is identified by its seat: 0 is the
+controller, the others are workers.
 """
 
 import os
@@ -43,8 +44,8 @@ from lockstep.processes.seats import Loss, Seat
 class Coordinator:
     """The membership of a run, and the controller's end of the barrier.
 
-    `workers` are all workers by seat, members or not; whoever reads `losses` releases the workers that have ended.
-    `report` prints a line for the user.
+    `workers` are all workers by seat, members or not; the code that reads `losses` must release the workers that have
+    ended. `report` prints a line for the user.
     """
 
     def __init__(
@@ -81,13 +82,13 @@ class Coordinator:
         self._watch.add(seat, self._workers[seat].worker.pidfd)
 
     def dismiss(self, seat: int) -> None:
-        """Removes a worker from the members between two steps, because it is to be released."""
+        """Removes a worker from the members between two steps, before the worker is released."""
         self._watch.remove(seat)
         self.losses = [loss for loss in self.losses if loss.seat != seat]
         self.apply(Left(seat))
 
     def apply(self, event: Event) -> None:
-        """Advances the protocol, and carries out what follows."""
+        """Advances the protocol by one event, and carries out the actions that follow."""
         self.state, actions = advance(self.state, event)
         for action in actions:
             self._carry_out(action)
@@ -141,7 +142,7 @@ class Coordinator:
         self.apply(Failed(CONTROLLER, self.state.attempt))
 
     def note_shard(self, shard: int) -> None:
-        """Does nothing: the controller watches the others when it has computed its shards."""
+        """Does nothing: the controller watches the other processes only once it has computed its own shards."""
 
     @property
     def is_committed(self) -> bool:
@@ -154,7 +155,7 @@ class Coordinator:
         self.errors = {}
 
     def collect(self) -> dict[int, Any]:
-        """Waits for the answers to the last command; returns them by seat. `errors` has what was raised.
+        """Waits for the answers to the last command; returns them by seat. `errors` has the exceptions of workers.
 
         A member's answer to an aborted step acknowledges that it has stopped working on it.
         """

@@ -1,8 +1,8 @@
 """Sends input pipelines to the workers, each once.
 
 A pipeline is sent with the first command that uses it, and has a number from then on. Its arrays are in one shared
-memory segment that every worker maps; of arrays in files the name of the file is sent. When the script has dropped a
-pipeline, the workers drop it with the next command.
+memory segment that every worker maps; for an array in a file, only the file's name is sent. When the script has dropped
+a pipeline, the workers drop it with the next command.
 """
 
 import os
@@ -19,7 +19,7 @@ from lockstep.launch.shm import Region
 
 
 class SentPipeline(NamedTuple):
-    """A pickled pipeline, and the process and descriptor of the memory that has its arrays."""
+    """A pickled pipeline, and the process id and descriptor of the shared memory that has the pipeline's arrays."""
 
     message: bytes
     pid: int
@@ -43,7 +43,7 @@ class PipelineSender:
         weakref.finalize(self, _close, self._sent)
 
     def number(self, rows: Rows) -> Rows:
-        """Returns the rows with the pipeline replaced by its number, under which it is sent if it is new."""
+        """Returns the rows with their pipeline replaced by its number; a new pipeline is sent with the next command."""
         number = self._numbers.get(rows.pipeline)
         if number is None:
             number = next(self._counter)
@@ -60,7 +60,7 @@ class PipelineSender:
         return replace(rows, pipeline=number)
 
     def list_changes(self, known: Set[int]) -> PipelineChanges:
-        """Returns what a worker that has the `known` pipelines needs to have all that are in use, and no other."""
+        """Returns the changes after which a worker that has the `known` pipelines has exactly those in use."""
         sent = dict(self._sent)  # a pipeline that is garbage-collected meanwhile removes its entry
         new = {number: pipeline for number, (_, pipeline) in sent.items() if number not in known}
         return PipelineChanges(new, tuple(known - sent.keys()))

@@ -1,7 +1,7 @@
 """Finds the processes of `jax.distributed`, and agrees with them on an address for the process group.
 
-They share a key-value store but no process group of torch, so the first process chooses a port, writes its address into
-the store, and the others read it. JAX is only used if the script has imported it.
+These processes share a key-value store but no process group of torch. So the first process chooses a port, writes its
+address into the store, and the others read it. JAX is only used if the script has imported it.
 """
 
 import socket
@@ -28,7 +28,7 @@ class JaxProcesses:
     coordinator: str
 
     def agree_on_place(self, seconds: float) -> ProcessPlace:
-        """Returns this process's place, with the address of the first one; waits for the others' hosts."""
+        """Returns this process's place, with the first process's address; waits until all have written their hosts."""
         self.store.key_value_set(f"{_HOST_KEY}/{self.index}", describe_host(), allow_overwrite=True)
         if self.index == 0:
             hosts = {self._read(f"{_HOST_KEY}/{index}", index, seconds) for index in range(self.count)}
@@ -43,7 +43,7 @@ class JaxProcesses:
         return ProcessPlace(self.index, self.count, *local, host, int(port))
 
     def _read(self, key: str, writer: int, seconds: float) -> str:
-        """Returns what another process writes; raises LaunchError if it has not written in time."""
+        """Returns what the process `writer` writes; raises LaunchError if it has not written in time."""
         try:
             text: str = self.store.blocking_key_value_get(key, int(1000 * min(seconds, _LONGEST_WAIT)))
         except Exception as error:  # of jaxlib, whose errors are not public

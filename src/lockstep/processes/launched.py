@@ -1,8 +1,9 @@
 """The processes that torchrun, SLURM, MPI or the script itself launched, of which this process is one.
 
-Every process runs the whole script and reads whole batches, or of a pipeline only its own shards. The state, and what
-callbacks decide, are copied from the first. A fingerprint of each batch is exchanged once the shards are computed, and
-after a change before, and a difference raises (`StepMeeting`).
+Every process runs the whole script and reads whole batches, or, with a pipeline, only its own shards. The state and the
+decisions of callbacks are copied from the first process. The processes exchange a fingerprint of each batch once they
+have computed their shards, or, after a change, before they compute them; different fingerprints raise an error
+(`StepMeeting`).
 """
 
 import hashlib
@@ -70,7 +71,7 @@ class LaunchedProcesses:
         )
 
     def observe(self, observer: Observer | None) -> None:
-        """Gives every step from now on to the observer; the processes then exchange their times after each step."""
+        """Passes every step from now on to the observer; the processes then exchange their times after each step."""
         self._observer = observer
 
     def replicas(self) -> list[list[int]]:
@@ -78,7 +79,7 @@ class LaunchedProcesses:
         return [[index] for index in range(len(self.devices))]
 
     def ready(self) -> None:
-        """Does nothing, because all processes were there when this object was created."""
+        """Does nothing, because all processes were ready when this object was created."""
 
     def assign(self, num_shards: int) -> Plan:
         """Gives each process as many shards as the others, or one more."""
@@ -101,7 +102,7 @@ class LaunchedProcesses:
                 observer.add_attempt(Attempt(works[0].step, plan, timings, phases=works[0].phases))
 
     def gather(self, command: Command, works: Sequence[Work]) -> list[Any]:
-        """Returns the results of all processes, in every process; a process that fails takes part in the exchange."""
+        """Returns the results of all processes, in every process; a failed process takes part in the exchange, too."""
         call = name_command(command)
         facts = self._describe(call, works)
         with self._call():
@@ -155,7 +156,7 @@ class LaunchedProcesses:
         """Does nothing: every process looks for changes before every command."""
 
     def abandon(self, terminated: bool = False) -> None:
-        """Reports to the others that this process failed or got SIGTERM, in place of a call, unless they know."""
+        """Reports to the others that this process failed or got SIGTERM, instead of its next call, unless they know."""
         if not self._calling:
             with suppress(WorkerError):
                 self._wire.gather([TERMINATED if terminated else ABANDONED, 0, 0, 0])
@@ -175,7 +176,8 @@ class LaunchedProcesses:
     def _gather_timings(self, timings: list[Timing]) -> dict[int, list[Timing]]:
         """Returns the timings of every process, by rank, on this host's clock.
 
-        Each host has a clock of its own. All processes leave the exchange of a step at about the same time.
+        Each host has a clock of its own. The times are aligned at the end of a step's exchange, which all processes
+        leave at about the same time.
         """
         everyone: list[tuple[str, list[Timing]]] = self._wire.gather_objects((self._host, timings))
         ends = [next(timing.end for timing in each if timing.what == "exchange") for _, each in everyone]
@@ -189,7 +191,7 @@ class LaunchedProcesses:
         }
 
     def _own(self, works: Sequence[Work]) -> Work:
-        """Returns this process's part of the batch, with a function that reads the first shard of all."""
+        """Returns this process's part of the batch, with a function that reads shard 0 of the whole batch."""
         piece = works[0].shards.get(0)
         own = replace(works[self._wire.index], quiet_period=None)
         return replace(own, first=lambda: self._readers.read([piece])[0] if isinstance(piece, Rows) else piece)
@@ -200,7 +202,7 @@ class LaunchedProcesses:
         return LaunchedExchange(self._backend, self._wire, self._memory, plan, self._meeting)
 
     def _describe(self, call: str, works: Sequence[Work]) -> tuple[list[int], bytes]:
-        """Returns checksums of the call, its batch and the controls, whether the state was written to; the controls."""
+        """Returns [checksums of call, batch and controls, whether the state was written to], and pickled controls."""
         controls = pickle.dumps(self._backend.controls())
         batch = _fingerprint(works, self._backend.host) if any(work.shards for work in works) else 0
         self._touched |= self._backend.touched()
@@ -208,9 +210,9 @@ class LaunchedProcesses:
         return [_short_hash(call.encode()), batch, _short_hash(controls), self._touched], controls
 
     def _agree_on(self, facts: Sequence[int], controls: bytes) -> bool:
-        """Copies what the first process's script has changed, if anything; returns whether it has.
+        """Copies what the script of the first process has changed; returns whether anything was changed.
 
-        Raises if a process has another batch.
+        Raises an error if a process has a different batch.
         """
         everyone = self._wire.gather(facts)
         if not self._has_changed(everyone):

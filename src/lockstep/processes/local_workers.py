@@ -48,9 +48,9 @@ _MIN_SEATS = 16  # workers that can join later need no other memory and no new e
 class LocalWorkers:
     """The controller, and one worker for every other device.
 
-    The workers of `devices` are waited for, those of the devices `later` join when they are ready, and so do those of
-    `spare` devices. The script did not ask for these: what cannot be sent to workers, or what they refuse, ends them
-    instead of the step.
+    The first step waits for the workers of `devices`. The workers of the devices `later` and `spare` join when they are
+    ready. The script did not ask for the `spare` devices: if something cannot be sent to their workers, or if the
+    workers refuse it, these workers end and the training goes on.
     """
 
     first, route = True, ""
@@ -101,7 +101,7 @@ class LocalWorkers:
 
     @property
     def closed(self) -> bool:
-        """Whether these processes cannot be used: `close` was called, or a command was broken off."""
+        """Whether these processes can no longer be used, because `close` was called or a command was interrupted."""
         if self._is_closed or not self._is_interrupted:
             return self._is_closed
         return not self._command.locked() and self._is_interrupted  # again: a thread's command may have just ended
@@ -125,14 +125,14 @@ class LocalWorkers:
         return make()
 
     def observe(self, observer: Observer | None) -> None:
-        """Gives every attempt to make a step to the observer from now on, once the workers' answers to it are read."""
+        """Passes every attempt to make a step from now on to the observer, once the workers' answers have been read."""
         self._attempts.observer = observer
 
     def settle(self) -> None:
         """Does nothing, because what callbacks have changed is sent with the next command."""
 
     def end_quiet_period(self) -> None:
-        """Records the present state as known to the workers: only steps, which they made, too, have changed it."""
+        """Records the present state as known to the workers: only steps have changed it, which workers made, too."""
         with TURN:
             self._backend.touched()
 
@@ -140,7 +140,7 @@ class LocalWorkers:
         """Does nothing: workers only wait for commands, so they need not know that the controller has failed."""
 
     def replicas(self) -> list[list[int]]:
-        """Returns the replica of each process: one, which has the number of the process (its seat)."""
+        """Returns the one replica of each process, which has the number of the process's seat."""
         state = self._coordinator.state
         return [[seat] for seat in sorted(state.members | state.admitted)]
 
@@ -191,7 +191,7 @@ class LocalWorkers:
     def step(self, works: list[Work], plan: Plan) -> Iterator[Work]:
         """Sends the step to the workers and yields this process's part. The answers are read with the next command.
 
-        Raises `AttemptAborted` if a worker was lost before the step counted, and the step is to be made again.
+        Raises `AttemptAborted` if a worker was lost before the step counted, so that the step must be made again.
         """
         with self._closed_if_broken():
             with self._alone_if_refused():
@@ -264,7 +264,7 @@ class LocalWorkers:
 
     @contextmanager
     def _closed_if_broken(self) -> Iterator[None]:
-        """Ends the workers if the block raises because none can go on, or with a message that was not read."""
+        """Ends the workers if the block raises WorkerError or is interrupted, because messages may then be unread."""
         if self._command.locked():
             raise BusyError(
                 "The workers are in the middle of another call: of another thread, or one that a signal has "

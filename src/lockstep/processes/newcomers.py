@@ -79,7 +79,7 @@ class Newcomers:
             self._report(f"{names} is left out, because another process cannot be started there: {error}")
 
     def _wait_for(self, seat: Seat) -> None:
-        """Waits for a worker that was started with the trainer, and says so after a while."""
+        """Waits for a worker that was started with the trainer; after a while, prints a line that says so."""
         while not seat.worker.has_message():
             if not seat.is_announced and self._clock() - seat.since > _SECONDS_TO_NOTICE:
                 seat.is_announced = True
@@ -112,7 +112,7 @@ class Newcomers:
         return work
 
     def _explain(self, loss: Loss) -> None:
-        """Prints which worker has ended and how, unless that was printed, and which devices compute its shards."""
+        """Prints which worker has ended and how, unless printed before, and which devices compute its shards."""
         seat = self._seats.taken[loss.seat]
         members = self._coordinator.state.members
         others = " and ".join(self._seats.devices[each] for each in sorted(members))

@@ -1,4 +1,4 @@
-"""Waiting for several processes at once: until one signals, answers or ends."""
+"""Waits for several processes at once, until one of them signals, answers or ends."""
 
 import os
 import select
@@ -17,12 +17,12 @@ class ProcessWatch:
         self._poll.register(eventfd, select.POLLIN)
 
     def add(self, seat: int, pidfd: int) -> None:
-        """Notices from now on when the process in this seat ends."""
+        """Watches from now on for the end of the process in this seat."""
         self._seats[pidfd] = seat
         self._poll.register(pidfd, select.POLLIN)
 
     def remove(self, seat: int) -> None:
-        """Stops watching a process, before its pidfd is closed, whose number may be used again."""
+        """Stops watching a process; must be called before its pidfd is closed, whose number may be used again."""
         for pidfd in [pidfd for pidfd, each in self._seats.items() if each == seat]:
             del self._seats[pidfd]
             self._poll.unregister(pidfd)
@@ -30,7 +30,7 @@ class ProcessWatch:
     def wait(self, seconds: float | None = None, channels: Sequence[int] = ()) -> list[int] | None:
         """Blocks until something happens; returns the seats whose processes have ended, None if nothing happened.
 
-        Then the time is over, unless `seconds` are more than 24 days: that wait ends early, and the caller waits again.
+        None means that the time is over. A wait of more than 24 days may end earlier; the caller then waits again.
         """
         for channel in channels:
             self._poll.register(channel, select.POLLIN)

@@ -1,7 +1,7 @@
 """Finds out whether a launcher started this process, and joins the other processes that it started.
 
-A launched process starts no workers. The processes meet through torch.distributed, whatever the framework; it is only
-imported if there are others.
+A launched process starts no workers. The processes meet through torch.distributed, whatever the framework; torch is
+only imported if there are other processes.
 """
 
 import functools
@@ -55,7 +55,7 @@ def choose_device(available: list[str], wanted: Any) -> str:
 
 @functools.cache
 def join(accelerated: bool, say: Callable[[str], None]) -> "ProcessGroup":
-    """Joins the process group, once for all trainers of this process; `say` prints who is waited for."""
+    """Joins the process group, once for all trainers of this process; `say` prints which processes are missing."""
     try:
         from lockstep.exchange.torch_distributed import ProcessGroup
     except ImportError:
@@ -83,9 +83,9 @@ def join(accelerated: bool, say: Callable[[str], None]) -> "ProcessGroup":
 
 
 def _find_store(place: ProcessPlace, is_served: bool, patience: Patience) -> Any:
-    """Returns the store in which the processes meet: the launcher's, which listens where it likes, or the first's.
+    """Returns the store in which the processes meet: the launcher's own, or the first process's.
 
-    That of the first process of a launch on one host listens on loopback only.
+    If all processes are on one host, the first process's store listens on loopback only.
     """
     from lockstep.exchange.torch_distributed import LOOPBACK, open_store
 

@@ -30,7 +30,7 @@ def can_start_workers(backend: Backend) -> bool:
 
 
 class Stage(Enum):
-    """How far a worker is on its way from its start to taking part in every step."""
+    """The stages of a worker, from its start until it takes part in every step."""
 
     STARTING = "imports its modules and creates its model"
     WAITING = "has its model"
@@ -40,7 +40,7 @@ class Stage(Enum):
 
 @dataclass
 class SentValues:
-    """What a worker was sent last of all that the script may change between two commands."""
+    """The last values that a worker was sent, of everything that the script may change between two commands."""
 
     recipe_version: int = 0
     last_version: int = 0  # before the last command
@@ -50,7 +50,7 @@ class SentValues:
     pipelines: set[int] = field(default_factory=set)
 
     def send_again(self) -> None:
-        """Makes the next command send everything, because the worker may not have received the last one."""
+        """Makes the next command send everything, because the worker may not have received the last command."""
         self.plan, self.controls, self.is_stale = None, b"", True
         self.recipe_version = self.last_version
         self.pipelines.clear()
@@ -142,7 +142,7 @@ class Seats:
 
 
 class PackedRecipe:
-    """A recipe that is pickled already, and is not copied for each worker; unpickling returns the recipe."""
+    """A recipe that is already pickled, and is not copied for each worker; unpickling returns the recipe."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -81,7 +81,7 @@ class SingleProcess:
         return False
 
     def observe(self, observer: Observer | None) -> None:
-        """Gives each step from now on, with its times, to the observer; None ends that."""
+        """Passes each step from now on, with its times, to the observer; None stops this."""
         self._observer = observer
 
     def replicas(self) -> list[list[int]]:

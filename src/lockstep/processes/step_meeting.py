@@ -1,8 +1,8 @@
 """The vector with which launched processes agree on a step, once they have computed it.
 
 It has checksums of the call, of the batch and of what the script may change. These are equal in nearly every step, so
-no process waits for the others before it computes. If a process's script has changed something, the attempt is given
-up, and the processes meet before they compute until nothing changes any more.
+no process waits for the others before it computes. If the script of a process has changed something, the attempt is
+aborted, and the processes meet before they compute until a step without changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +14,10 @@ from lockstep.launch.deferred_signals import defer_interrupts
 
 
 class StepMeeting:
-    """This process's part in the meetings of steps. `check` raises if the vectors of all do not go together.
+    """This process's side of the meetings of all steps.
 
-    `check` returns whether the script of a process has changed something. `abandoned` is sent if this process fails.
+    `check` gets the vectors of all processes. It raises an error if they do not fit together, and returns whether the
+    script of a process has changed something. `abandoned` is the vector that is sent if this process fails.
     """
 
     def __init__(self, wire: ProcessGroup, check: Callable[[list[list[int]]], bool], abandoned: Sequence[int]) -> None:
@@ -31,7 +32,7 @@ class StepMeeting:
         self._has_changed = False
 
     def begin(self, facts: Sequence[int], filled: int, has_changed: bool) -> None:
-        """Begins an attempt; `has_changed` says whether the processes have met and something had changed."""
+        """Begins an attempt; `has_changed` says whether the processes have already met and found a change."""
         self._facts, self.filled, self._has_changed = facts, filled, has_changed
         self._is_known = False
         self.comes_first = True  # also if the attempt fails
@@ -39,7 +40,7 @@ class StepMeeting:
     def meet(self, numbers: Any) -> Any:
         """Sends the numbers beside the facts of the step, and returns the numbers of all processes.
 
-        Raises AttemptAborted in all of them if the script of one has changed something.
+        Raises AttemptAborted in every process if the script of one has changed something.
         """
         self._is_known = True
         everyone = self._wire.gather_control(self._facts, numbers)
@@ -48,13 +49,13 @@ class StepMeeting:
         return everyone[:, self.size :]
 
     def meet_early(self) -> None:
-        """Waits until all are at this step, before it is computed; raises as `meet` does."""
+        """Waits, before the step is computed, until all processes are at this step; raises as `meet` does."""
         with defer_interrupts():  # `abandon` must know that the step's own meeting is still to come
             self.meet(())
             self._is_known = False
 
     def abandon(self) -> None:
-        """Reports that this process does not make the step, unless the others know of it already."""
+        """Reports that this process does not make the step, unless the others know that already."""
         if not self._is_known:
             self._is_known = True
             self._wire.gather(self._abandoned)

@@ -110,7 +110,7 @@ class Session:
     # -- planning
 
     def open_data(self, data: Any, batch_size: int | None, shuffle: bool, default: int | None = None) -> Source:
-        """Opens `data`; if `batch_size` is None, uses `default`, the last `fit`'s or DEFAULT_BATCH_SIZE, in this order."""
+        """Opens `data`; a `batch_size` of None means `default`, or the last `fit`'s, or DEFAULT_BATCH_SIZE."""
         default = default or self.batch_size or DEFAULT_BATCH_SIZE
         return open_source(self.recipe, self.backend, self.run.seed, data, batch_size, shuffle, default)
 

@@ -75,7 +75,7 @@ class KerasProgram:
 
     @property
     def trace_key(self) -> tuple[bool, ...]:
-        """Which layers are trainable; a frozen layer may compute something else, even if it has no variables."""
+        """Which layers are trainable, because a frozen layer may compute differently, even one without variables."""
         return self._compiled.trace_key
 
     @property

@@ -138,7 +138,7 @@ class CompiledModel:
         return self._last_roles
 
     def read_trainable_flags(self) -> list[bool]:
-        """Returns whether each layer and each variable is trainable; a frozen layer may compute something else."""
+        """Returns whether each layer and each variable is trainable; a frozen layer may compute differently."""
         return [each.trainable for each in self._list_freezable()]
 
     def write_trainable_flags(self, flags: Sequence[bool]) -> None:

@@ -169,7 +169,7 @@ class AttributeSnapshot:
         Values are compared under the same key of a dict, or at the same position of lists of equal length.
 
         Numbers and the bytes of tensors are compared. A table that grows with the inputs may be longer than a shard
-        needs. So a tensor that is in the snapshot `earlier` is compared only as far as both go.
+        needs. So a tensor that is in the snapshot `earlier` is compared only in the part that both have.
         """
         existing = set(map(id, _walk_tensors(value for _, values, _ in earlier._held for value in values)))
         theirs = {id(container.content): (values, keys) for container, values, keys in other._held}

@@ -89,7 +89,7 @@ class ModuleAttributeGuard:
     def accept(self) -> None:
         """Records the attributes again, because the present pass has begun with a one-time setup that wrote to them.
 
-        Otherwise a repetition of the next pass would begin without the setup, and make it again.
+        Otherwise a repetition of the next pass would begin without the setup, and run the setup again.
         """
         self._find()
         if self._now is not None:
@@ -156,7 +156,7 @@ class ModuleAttributeGuard:
     def _try(
         self, before: AttributeSnapshot, now: AttributeSnapshot, results: Callable[[], list[Tensor]]
     ) -> Iterator[None]:
-        """Yields to repeat the pass from the attributes before the previous pass; raises ExactError if it differs.
+        """Yields to repeat the pass from the attributes before the previous pass; raises ExactError if results differ.
 
         `before` are the attributes before the previous pass, `now` those from which this pass was first computed.
         """

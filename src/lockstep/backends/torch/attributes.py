@@ -34,8 +34,8 @@ class ModuleValues(NamedTuple):
 class ModuleAttributes:
     """The attributes of every module of a model and of its loss.
 
-    A tensor that is neither parameter nor buffer is sent to the workers if the script has set it or written to it.
-    One that a forward pass leaves stays in its process.
+    A tensor that is neither parameter nor buffer is sent to the workers if the script has set it or written to it. A
+    tensor that a forward pass has set stays in its process.
     """
 
     def __init__(self, model: nn.Module, loss: nn.Module) -> None:
@@ -82,7 +82,7 @@ class ModuleAttributes:
     def _find_tensors(self) -> dict[tuple[str, str], Tensor]:
         """Returns the tensors in attributes by (module's path, attribute), without those that need a gradient.
 
-        Those come from a forward pass.
+        Tensors that need a gradient come from a forward pass.
         """
         return {
             (path, name): value

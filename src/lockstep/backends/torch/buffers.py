@@ -1,7 +1,7 @@
 """The model's buffers: running statistics and counters, equal at the start of every shard and averaged over the shards.
 
 A shard's forward pass writes to the model's buffers. Their values are copied into the shard's partial sum, and the
-buffers get their old values back, so that the next shard starts from the same.
+buffers get their old values back, so that the next shard starts from the same values.
 """
 
 from collections.abc import Iterable, Sequence
@@ -64,7 +64,7 @@ def may_write_buffers(module: nn.Module) -> bool:
 def find_differing(ones: list[Tensor], others: list[Tensor]) -> list[bool]:
     """Returns for each pair whether the bytes differ; waits for a GPU once, not for each pair.
 
-    Version counters do not show it, because torch's batch norm writes its statistics without counting.
+    Version counters do not show every write: torch's batch norm writes its statistics without counting.
     """
     pairs = [(_view_bits(one), _view_bits(other)) for one, other in zip(ones, others, strict=True)]
     if all(one.is_cpu for one, _ in pairs):
@@ -75,7 +75,7 @@ def find_differing(ones: list[Tensor], others: list[Tensor]) -> list[bool]:
 
 
 def _view_bits(tensor: Tensor) -> Tensor:
-    """Returns a float tensor viewed as integers, which are equal only if the bytes are; others as they are."""
+    """Returns a float tensor viewed as integers, which are equal only if the bytes are; any other tensor as it is."""
     return tensor.detach().view(_INTEGERS[tensor.itemsize]) if tensor.is_floating_point() else tensor
 
 
@@ -116,7 +116,7 @@ class BufferAverages:
         self._changed = [False] * len(tensors)
 
     def allocate(self) -> list[Tensor]:
-        """Returns new, uninitialized tensors of the form of each buffer."""
+        """Returns an uninitialized tensor with the shape and dtype of each buffer."""
         return list(map(torch.empty_like, self._values))
 
     def collect(self, arrays: LeafArrays, weight: float | None, first: bool) -> list[bool]:
@@ -227,7 +227,7 @@ class BufferAverages:
 
 
 def _is_writable(tensor: Tensor) -> bool:
-    """Returns whether the tensor can be written to as a whole: not if some of its elements share their memory."""
+    """Returns whether the tensor can be written to as a whole; False if some of its elements share memory."""
     return tensor.is_contiguous() and not tensor.is_inference()
 
 

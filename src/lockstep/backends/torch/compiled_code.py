@@ -39,7 +39,7 @@ def check_compiled(model: nn.Module, optimizer: Any, loss: Any, metrics: Sequenc
 
 
 def name_modules(model: nn.Module, loss: Any) -> dict[str, nn.Module]:
-    """Returns every module of a model and of its loss, by a text for errors that says which it is."""
+    """Returns every module of a model and of its loss, by a description of the module for errors."""
     roots = [("the model", model)] + ([("the loss", loss)] if isinstance(loss, nn.Module) else [])
     return {f"{name}'s {path!r}" if path else name: each for name, root in roots for path, each in root.named_modules()}
 

@@ -1,7 +1,7 @@
-"""Partial sums as flat vectors, in the device's own memory or in memory that an exchange lends.
+"""Partial sums as flat vectors, in the device's own memory or in memory that an exchange provides.
 
-An exchange's memory is on the host. A GPU first writes a shard's arrays into a partial sum in its own memory and
-then copies whole vectors: array by array, it would synchronize a hundred times.
+An exchange's memory is on the host. A GPU first writes a shard's arrays into a partial sum in its own memory and then
+copies whole vectors: copying array by array would synchronize once for each array.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ class FlatVectors(dict[str, Tensor]):
 
     @classmethod
     def wrap_memory(cls, memory: memoryview, layout: Layout, num_trained: int) -> "FlatVectors":
-        """Returns a partial sum in memory of the host that an exchange lends."""
+        """Returns a partial sum in host memory that an exchange provides."""
         vectors = {
             dtype: torch.frombuffer(memory, dtype=_TYPES[dtype], count=length, offset=layout.starts[dtype])
             for dtype, length in layout.lengths.items()
@@ -96,7 +96,7 @@ def copy_to(source: PartialSum, out: PartialSum | None) -> PartialSum:
 
 
 class DeviceCopy:
-    """A partial sum on the device, reused from step to step, for those that are in the host's memory."""
+    """A partial sum on the device that stands for one in host memory; reused from step to step."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

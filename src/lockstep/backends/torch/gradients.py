@@ -34,10 +34,10 @@ def has_large(trained: Iterable[Tensor]) -> bool:
 
 @contextmanager
 def move_large_gradients(trained: Sequence[Tensor], fields: Sequence[Tensor]) -> Iterator[set[int]]:
-    """Inside, a backward pass moves each large gradient into the partial sum as soon as it is complete.
+    """A context in which the backward pass moves each large gradient to the partial sum as soon as it is complete.
 
-    So a model's gradients are not in memory twice. Only those that have the sum's type are moved. Yields the ids of the
-    parameters whose gradients were; they have none of their own afterwards.
+    So a model's gradients are not in memory twice. Only gradients of the sum's dtype are moved. Yields the ids of the
+    parameters whose gradients were moved; these parameters have no `grad` afterwards.
     """
     moved: set[int] = set()
 
@@ -131,13 +131,13 @@ def run_backward(root: Tensor) -> None:
 
 
 def check_dense(gradients: Iterable[Tensor | None]) -> None:
-    """Raises ModelError if a gradient is sparse, as that of an embedding may be."""
+    """Raises ModelError if a gradient is sparse, e.g. that of an embedding."""
     if any(gradient is not None and gradient.layout != torch.strided for gradient in gradients):
         raise ModelError("Sparse gradients are not supported. Got one. Use torch.nn.Embedding(..., sparse=False).")
 
 
 def mark_nonzero(flags: Sequence[float], gradients: Sequence[Tensor]) -> list[float]:
-    """Returns the flags with 1 where the script has given a gradient to a parameter that no shard had used."""
+    """Returns the flags, with 1 for each parameter that no shard has used but to which the script gave a gradient."""
     return [flag or int(gradient.any()) for flag, gradient in zip(flags, gradients, strict=True)]
 
 
@@ -180,7 +180,8 @@ def _runs_other_code(optimizer: Any) -> bool:
 def _may_write(optimizer: Any) -> bool:
     """Returns whether the optimizer may write to the gradients, which other processes read, too.
 
-    Of torch's own only Nesterov's foreach form does. Other optimizers and hooks may do anything.
+    Among torch's own optimizers only the foreach form of Nesterov momentum does. Other optimizers and hooks may do
+    anything.
     """
     nesterov = any(group.get("nesterov") and group.get("foreach") is not False for group in optimizer.param_groups)
     return nesterov or _runs_other_code(optimizer)

@@ -1,4 +1,4 @@
-"""Sources over torch's data loaders, read in the controlling process with the loader's own workers.
+"""Sources that read torch's data loaders in the script's process, with the loader's own workers.
 
 The loader's sampler chooses the examples and draws from random number generators of its own. Each example is read
 with the global generators seeded from (seed, epoch, index), so neither the number of the loader's workers nor the
@@ -127,7 +127,7 @@ class _ResumableSampler:
 
 
 class _AnswerReader(Dataset[Any]):
-    """The data set of a loader without automatic batching: reads the examples of what its sampler yields.
+    """The data set of a loader without automatic batching: reads the examples for whatever the sampler yields.
 
     The random number generators are seeded for each read, and restored afterwards."""
 

@@ -1,8 +1,9 @@
-"""Detects changes of what a loss refers to, because workers have it as it was when they were started.
+"""Detects changes to objects that a loss refers to, because workers have these as they were when workers started.
 
-Examples are a teacher network, a GAN's other half, and a number that is annealed: closure variables, globals,
-defaults and the attributes of the loss object. Where they are follows once, from what cloudpickle would send with each
-function; before each step only the values are compared. What the loss itself changes while it computes is accepted.
+Examples are a teacher network, a GAN's other half, and a number that is annealed: closure variables, globals, defaults
+and the attributes of the loss object. The places of these values are found once, from what cloudpickle would send with
+each function; before each step only the values are compared. What the loss itself changes while it computes is
+accepted.
 """
 
 import functools
@@ -66,8 +67,8 @@ class LossReferences:
     def check(self) -> int:
         """Returns how often the script has changed something so far; raises ExactError if a change cannot be sent.
 
-        Raises ExactError, too, if the same value has also changed before the last step: each change costs sending the
-        whole model, so it must not change in every step.
+        Also raises ExactError if the same value had changed before the previous step, too: after each change the whole
+        model is sent again, so no value may change in every step.
         """
         changed = self._find_changed()
         is_next = self._num_updates - self._last_change == 1
@@ -177,7 +178,7 @@ def _walk_function(function: types.FunctionType, seen: set[int]) -> Iterator[Ref
 def _walk_attributes(owner: Reference, function: types.FunctionType, depth: int = 2) -> Iterator[Reference]:
     """Yields an object's attributes whose names are in a function's code, also if the object does not have them yet.
 
-    Those of its class are followed as well, and those of an object that one of the attributes holds.
+    Attributes of the object's class are followed as well, and those of an object that one of the attributes refers to.
     """
     value = owner.read()
     if not depth or not hasattr(value, "__dict__") or isinstance(value, nn.Module | Tensor | types.FunctionType):

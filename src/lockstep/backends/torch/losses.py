@@ -53,7 +53,7 @@ def find_traits(loss: Any) -> LossTraits:
 
 
 class TorchCriterion(Criterion):
-    """A loss of (outputs, targets). For CrossEntropyLoss and NLLLoss it knows what their mean divides by."""
+    """A loss that is a function of (outputs, targets), and what a mean of CrossEntropyLoss or NLLLoss divides by."""
 
     def __init__(self, function: Any, call: Any = None) -> None:
         super().__init__(function, call)

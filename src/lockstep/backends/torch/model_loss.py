@@ -1,10 +1,10 @@
-"""The loss that a model's own output carries (`loss=None`), and what its mean divides by.
+"""The loss in a model's own output (`loss=None`), and the number by which its mean divides.
 
-Hugging Face's models return the mean over the labels that are not -100; language models, over tokens. Shards with
-unequal numbers of them are weighed by these numbers, so that any number of shards gives the whole batch's mean. The
-kind of mean is determined by comparison: with the cross-entropy of the output's logits or, if it is not that, by
-calling the model with `num_items_in_batch`, by which it must then divide. A loss that is neither is taken for a
-mean over examples, as long as no label is ignored.
+Hugging Face's models return the mean over the labels that are not -100, which in a language model are tokens. Shards
+are weighed by their numbers of such labels, so that any number of shards gives the whole batch's mean. To determine the
+kind of mean, the loss is compared with the cross-entropy of the output's logits. If they differ, the model is called
+with `num_items_in_batch`, by which its loss must then divide. Any other loss is taken for a mean over examples, as long
+as no label is ignored.
 """
 
 import inspect
@@ -41,10 +41,10 @@ OF_EXAMPLES = Reading(labels=False)
 
 
 class ModelLoss:
-    """The function (model, shard's batch, share) -> Term for a model that brings its own loss.
+    """The function (model, shard's batch, share) -> Term for a model that computes its own loss.
 
-    The first shard decides how the loss is read, and later shards are checked until one is conclusive: without
-    ignored labels a mean over labels and one over examples are the same, and with few of them nearly so.
+    The first shard decides how the loss is read, and later shards are checked until one is conclusive: without ignored
+    labels a mean over labels equals a mean over examples, and with few ignored labels nearly so.
     """
 
     def __init__(self, call: Callable[[nn.Module, Any], Any]) -> None:
@@ -129,8 +129,8 @@ def _find_labels(model: nn.Module, batch: Any) -> Tensor | None:
 def _list_readings(model: nn.Module, batch: Any, labels: Tensor) -> list[Reading]:
     """Returns the means over labels that the loss may be, first the one that Hugging Face's Trainer would take.
 
-    It takes labels for shifted if the model's loss function is that of a causal language model, unless the model is
-    an encoder-decoder.
+    Labels are taken for shifted if the model's loss function is that of a causal language model, unless the model is an
+    encoder-decoder.
     """
     if labels.ndim < 2 or (isinstance(batch, Mapping) and "shift_labels" in batch):
         return [Reading(labels=True)]
@@ -143,7 +143,7 @@ def _list_readings(model: nn.Module, batch: Any, labels: Tensor) -> list[Reading
 def _find_closest(readings: list[Reading], loss: Tensor, logits: Any, labels: Tensor) -> Reading | None:
     """Returns the reading by which the loss is the mean cross-entropy of the logits; None if none fits.
 
-    Of equals it is the first. In a short type several may be near, and the right one is exact.
+    If several fit equally well, returns the first. In a short dtype several may be close, but the right one is exact.
     """
     distances = {each: _measure_distance(each, loss, logits, labels) for each in readings}
     best = min(readings, key=lambda each: distances[each])
@@ -199,7 +199,7 @@ def _takes_num_items(model: nn.Module) -> bool:
 def _divides_by_num_items(model: nn.Module, batch: Any, reading: Reading, labels: Tensor) -> bool:
     """Returns whether the model's loss divides by `num_items_in_batch` if given, else by the number of labels.
 
-    A forward with **kwargs may ignore it, so the loss must fall if the number is doubled.
+    A `forward` with **kwargs may ignore the argument, so the loss must fall if the number is doubled.
     """
     count = reading.mask_counted(labels).sum()
     if not count:

@@ -1,4 +1,4 @@
-"""Detects parameters that a forward pass writes, which is refused if a batch has several shards.
+"""Detects writes to parameters in a forward pass, which are refused if a batch has several shards.
 
 Each shard makes a pass, so a momentum encoder, a clipped weight or `nn.Embedding(max_norm=)` is written as often as
 a process has shards, and the bits would depend on the number of devices. The same holds for a network that a module
@@ -36,7 +36,7 @@ class ParameterGuard:
 
     The first training command compares values: the first forward pass with copies, from which `check` restores what a
     pass has written, and the rest by checksums, so that copies and gradients are not in memory at once. Later commands
-    compare version counters and addresses. These show nothing on a GPU, where cuDNN moves the weights of recurrent
+    compare version counters and addresses. On a GPU neither is compared, because cuDNN moves the weights of recurrent
     layers.
     """
 
@@ -117,7 +117,7 @@ def _read_marks(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def _find_hidden(own: Sequence[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
-    """Yields (name, module) for modules in attributes and containers of these that are not submodules."""
+    """Yields (name, module) for modules that are not submodules of `own` but are in their attributes and containers."""
     seen = {module for _, module in own}
     for path, module in own:
         for name, value in vars(module).items():

@@ -50,7 +50,7 @@ class Replica:
         self._is_quiet = False
 
     def _move(self) -> None:
-        """Moves everything to the device, into memory that starts at a cache line, as torch's own does.
+        """Moves all tensors to the device, into memory that starts at a cache line, as memory from torch does.
 
         Memory from numpy may start elsewhere, and kernels give other bits for another alignment.
         """
@@ -266,8 +266,9 @@ class Replica:
     def specs(self, state: Mapping[str, Array]) -> dict[str, ArraySpec]:
         """Returns the shapes and types that a saved state must have.
 
-        An optimizer creates its state for a parameter at the first update of it. So a saved state may have nothing
-        for a parameter, and what it has for one that this optimizer has not updated yet is accepted as it is.
+        An optimizer creates its state for a parameter at the parameter's first update. So a saved state may lack the
+        arrays of a parameter, and its arrays for a parameter that this optimizer has not updated yet are accepted
+        without a check.
         """
         specs = {name: state_arrays.read_spec(tensor) for name, tensor in self._tensors().items()}
         for name, saved in _group_by_parameter(state).items():

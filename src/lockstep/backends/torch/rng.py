@@ -24,7 +24,7 @@ def set_state(state: State, device: torch.device) -> None:
 
 @contextmanager
 def preserve(device: torch.device) -> Iterator[None]:
-    """Inside, torch's generators may be seeded; afterwards they are as they were."""
+    """A context in which torch's generators may be seeded; restores their states afterwards."""
     state = get_state(device)
     try:
         yield

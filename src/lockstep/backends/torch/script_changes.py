@@ -1,8 +1,8 @@
 """Detects what the script has changed between two steps, by comparison with what was recorded.
 
 Before each step that follows code of the script, `SavedSettings` compares the attributes of all modules, the parameter
-groups and the flags, and `SavedState` the tensors. Only if something differs is anything read in full and sent.
-See docs/design/what-workers-have.md.
+groups and the flags, and `SavedState` the tensors. Values are read in full and sent only if something differs. See
+docs/design/what-workers-have.md.
 """
 
 from collections.abc import Iterable, Sequence
@@ -88,7 +88,7 @@ class SavedSettings:
 
 
 def _find_lists(value: Any) -> list[list[Any]]:
-    """Returns a list and the lists in it and in tuples, whose entries the script may replace."""
+    """Returns a list and all lists in it, also in tuples: the script may replace their entries."""
     if type(value) not in (list, tuple) or not is_plain(value):
         return [value] if type(value) is list and len(value) <= LONGEST else []
     inner = [found for each in value for found in _find_lists(each)]
@@ -98,8 +98,8 @@ def _find_lists(value: Any) -> list[list[Any]]:
 class SavedState:
     """Detects writes to the state by its tensors' identities, version counters, addresses and (on a CPU) checksums.
 
-    Writes by batch norm, through `.data` and through numpy change no counter. On a GPU they are not found, because
-    every step would wait for the sums.
+    Writes by batch norm, through `.data` and through numpy change no counter. On a GPU such writes are not found,
+    because every step would wait for the checksums.
     """
 
     def __init__(self, modules: Sequence[nn.Module], optimizer: Any) -> None:
@@ -139,7 +139,7 @@ class SavedState:
 
 
 class ByteSums:
-    """Computes checksums of CPU tensors: sums of their bytes as integers; small tensors of one size in one call."""
+    """Computes checksums of CPU tensors: sums of their bytes as integers. Sums small tensors of a size at once."""
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []

@@ -14,12 +14,12 @@ from lockstep.errors import ModelError
 
 
 def _is_flushing_denormals() -> bool:
-    """Returns whether this process flushes denormal numbers to zero, which torch can set and cannot read."""
+    """Returns whether this process flushes denormal numbers to zero, which torch can set but not read."""
     return not bool(torch.tensor(2.3e-308, dtype=torch.float64).div(4).item())
 
 
 def _read_or_none(get: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns `get` with None instead of a RuntimeError, which torch raises if the script uses the newer switches."""
+    """Returns a function that calls `get`, or returns None if torch raises because the script uses newer switches."""
 
     def value() -> Any:
         try:
@@ -135,9 +135,9 @@ def read_versions(device: torch.device) -> dict[str, str]:
 class Preparation:
     """A context in which torch computes reproducibly: with the run's threads, and deterministic algorithms if exact.
 
-    On exit every switch is as the script had it.
+    On exit every switch gets back the script's value.
 
-    Every step enters one, so only what differs is set.
+    Every step enters such a context, so only switches that differ are set.
     """
 
     def __init__(self, threads: int, device: torch.device, exact: bool, autocasts: bool) -> None:

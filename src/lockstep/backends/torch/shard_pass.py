@@ -39,8 +39,8 @@ Value = TypeVar("Value")
 class TorchShards:
     """Computes the shards of one replica.
 
-    What is the same for all shards of a command is done once: call `begin`, `compute` for each shard, `check_guards`.
-    Nothing is read from the device meanwhile, except under float16's loss scale.
+    Work that is the same for all shards of a command is done once: call `begin`, `compute` for each shard,
+    `check_guards`. Nothing is read from the device meanwhile, except under float16's loss scale.
     """
 
     def __init__(

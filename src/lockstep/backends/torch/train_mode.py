@@ -33,7 +33,7 @@ def enter_training_mode(model: nn.Module) -> None:
     """Calls `model.train()` if the root is in evaluation mode, or if a module has a `train()` of its own.
 
     If the root is in training mode, submodules that the script has put into evaluation mode stay in it. A `train()`
-    that the model overrides may put further ones (its batch norms, for example) into evaluation mode.
+    that the model overrides may put further submodules (batch norms, for example) into evaluation mode.
     """
     if not model.training:
         model.train()

@@ -1,8 +1,9 @@
-"""Models of Hugging Face's transformers, which records outputs such as `hidden_states` outside of them.
+"""Prepares models of Hugging Face's transformers, which records outputs such as `hidden_states` outside of the models.
 
-Since version 5 a table of the module has what each class can record, which a model's constructor fills. The forward
-pass of a model that was unpickled would find nothing there. What is recorded goes through hooks that the first such
-pass installs. They are installed when the model is wrapped, so that every process has them whenever it begins.
+Since version 5 a model's constructor registers what the model's class can record in a global table. Unpickling does not
+call the constructor, so the forward pass of an unpickled model would find nothing in the table. Outputs are recorded by
+hooks, which the first forward pass that records something installs. Lockstep installs the hooks when the model is
+wrapped, so that every process has them, whenever it begins.
 """
 
 import copy

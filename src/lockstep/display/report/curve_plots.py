@@ -18,7 +18,7 @@ _MOST_MARKERS = 30
 
 
 def render_panels(epochs: Sequence[int], curves: Curves) -> tuple[str, list[Any]]:
-    """Returns the HTML of all panels, and for each panel what it shows at each epoch, for the pointer."""
+    """Returns the HTML of all panels, and each panel's values by epoch, which the page shows at the pointer."""
     numeric = {name: values for name, values in curves.items() if all(isinstance(value, Real) for value in values)}
     html, data = list[str](), list[Any]()
     for title, names in group_panels(numeric).items() if epochs else ():

@@ -16,7 +16,7 @@ _TABS = (("compute", True), ("exchange", False), ("update", False), ("input", Fa
 
 
 def render_page(title: str, status: str, sections: Iterable[tuple[str, str]], data: Mapping[str, Any]) -> str:
-    """Returns the page; a section is a heading and its HTML, `data` is what the script shows at the pointer."""
+    """Returns the page; a section is a heading and its HTML, `data` has the values that are shown at the pointer."""
     style, script = (files(__package__).joinpath(name).read_text("utf-8") for name in ("style.css", "hover.js"))
     body = "".join(f"<section>{f'<h2>{heading}</h2>' if heading else ''}{html}</section>" for heading, html in sections)
     # "<" does not occur in the data, so no name can end the element.
@@ -67,7 +67,7 @@ def _render_digest(digest: str) -> str:
 
 
 def render_plan(owners: Sequence[int], devices: Mapping[int, str]) -> str:
-    """Returns a strip with the shards of a batch, each run of them with the name of its device."""
+    """Returns a strip with the shards of a batch; adjacent shards of one device are one part with the device's name."""
     runs, shard = [], 0
     for replica, group in groupby(owners):
         length = len(list(group))
@@ -81,7 +81,7 @@ def render_plan(owners: Sequence[int], devices: Mapping[int, str]) -> str:
 
 
 def render_log(events: Sequence[RunEvent]) -> str:
-    """Returns the list of what happened beside the steps."""
+    """Returns the list of events, such as checkpoints and lost workers."""
     items = "".join(
         f"<li><time>{format_elapsed(event.seconds)}, step {event.step:,}</time><span>{escape(event.text)}</span></li>"
         for event in events

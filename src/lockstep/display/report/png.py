@@ -1,6 +1,6 @@
 """Encodes a small table of levels as a picture, in which each level is the same color with another opacity.
 
-So the picture can be shown on a light and on a dark page.
+Because of the opacity, the picture can be shown on a light and on a dark page.
 """
 
 import struct

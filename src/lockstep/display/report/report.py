@@ -24,7 +24,7 @@ MAX_TEXT = 400  # characters of a line that was printed
 class Report:
     """Writes the report of a `fit` to a file. `facts` are lines about the program, such as its command.
 
-    The file has a bounded size: of a long run neighbouring steps share a column, and some epochs are left out.
+    The file has a bounded size: for a long run, adjacent steps share a column and some epochs are left out.
     """
 
     def __init__(self, path: Path, start: float, started: str, facts: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ class RunEvent:
 
 
 def render_times(bins: StepBins, devices: Sequence[str], events: Sequence[RunEvent]) -> tuple[str, dict[str, Any]]:
-    """Returns the HTML of all plots over the steps, and their values for the pointer.
+    """Returns the HTML of all plots over the steps, and the plots' values, which the page shows at the pointer.
 
     `devices` are the names of all replicas that the bins have, in order.
     """
@@ -64,7 +64,7 @@ def _to_microseconds(seconds: float | None) -> int | None:
 
 
 def _find_top(values: Sequence[float]) -> float:
-    """Returns the end of a scale for the values."""
+    """Returns the upper end of a scale for the values."""
     return min(max(values), _MOST_MEDIANS * median(values)) or max(values)
 
 
@@ -160,7 +160,7 @@ def _name_class(name: str) -> str:
 
 
 def render_totals(bins: StepBins, devices: Sequence[str]) -> str:
-    """Returns a table with what each device has spent in each part."""
+    """Returns a table with the time that each device has spent in each part of the steps."""
     columns = ("compute", "exchange", "update", "input")
     rows = []
     for name, replica in zip(devices, sorted(bins.replicas), strict=True):
