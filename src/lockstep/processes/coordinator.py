@@ -70,9 +70,7 @@ class Coordinator:
         self._words = StepWords(region, len(eventfds))
         self._eventfds = eventfds
         self._workers = workers
-        self._report = report
-        self._deadline = deadline
-        self._clock = clock
+        self._report, self._deadline, self._clock = report, deadline, clock
         self._given_up: GiveUp | None = None
         self._watch = ProcessWatch(eventfds[CONTROLLER])
 
