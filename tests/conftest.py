@@ -42,6 +42,7 @@ GRACE_SECONDS = 10.0
 # TensorFlow's imports and XLA's pool of threads.
 LASTING = {
     *("PYTEST_CURRENT_TEST", "CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR"),
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",  # an address, which torch sets before it loads compiled code
     *("TF_CPP_MIN_LOG_LEVEL", "TPU_SKIP_MDS_QUERY", "NPROC"),
     *("ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH", "TF2_BEHAVIOR"),
     *("TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION"),

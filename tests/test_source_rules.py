@@ -46,7 +46,7 @@ SAME_NAMES = {"CrossEntropy": "one public name and one set of arguments, on JAX 
 
 # Files outside of backends/ that may ask whether a framework was imported.
 MAY_ASK_FOR_FRAMEWORKS = {
-    "processes/jax_distributed.py": "whether jax.distributed was initialized; nothing may be imported to find out",
+    "processes/jax_rendezvous.py": "whether jax.distributed was initialized; nothing may be imported to find out",
     "processes/rendezvous.py": "whether a process group of torch or Ray exists; nothing may be imported to find out",
 }
 

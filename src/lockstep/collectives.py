@@ -154,8 +154,8 @@ def allreduce(arrays: Sequence[Any], shards: int | None = None) -> list[Any]:
         _check(column, backend)
         if shards is not None and len({id(array) for array in column if array is not None}) not in (0, len(column)):
             raise BatchError(
-                "allreduce needs an array of its own for each shard. Got one array for two shards, which has the "
-                "gradient of the last one, or of both. Give a copy of it for each shard."
+                "allreduce needs a separate array for each shard. Got one array for two shards, which contains the "
+                "gradient of the last shard, or of both. Copy each shard's gradient before the next one is computed."
             )
     # All sums are computed before the first is written, because one array may be a view of another.
     totals = [None if column[0] is None else tree.fold(column, backend.add) for column in columns]
@@ -165,7 +165,7 @@ def allreduce(arrays: Sequence[Any], shards: int | None = None) -> list[Any]:
 
 
 def _count_shards(arrays: Sequence[Any], shards: int) -> list[int]:
-    """Returns how many shards each device has; raises BatchError unless each has one, and all together `shards`."""
+    """Returns the number of shards of each device; raises BatchError if one is 0, or their sum is not `shards`."""
     counts = [len(each) if isinstance(each, list | tuple) else 0 for each in arrays]
     if 0 in counts or sum(counts) != shards:
         raise BatchError(
@@ -215,7 +215,9 @@ def _check(column: Sequence[Any], backend: ArrayOps) -> None:
                 f"{_describe_form(form)} from device {index}. Give every device an array of the same shape and dtype."
             )
     if forms[0] is not None and not forms[0][1].startswith(_NUMBERS):
-        raise BatchError(f"allreduce adds numbers. Got arrays of {forms[0][1]}. Convert the arrays to a numeric dtype.")
+        raise BatchError(
+            f"allreduce adds only numbers. Got arrays of {forms[0][1]}. Convert the arrays to a numeric dtype."
+        )
     for array in column:
         if array is not None and (why := backend.check(array)):
             raise BatchError(f"allreduce cannot write the sum into one of the arrays. Got {why}.")
@@ -266,7 +268,7 @@ def _iterate_values(tree: Any) -> Iterator[Any]:
 
 
 def _replace_in_order(values: Sequence[Any]) -> Callable[[Any], Any]:
-    """Returns a function for `_map_values` that replaces the values of a pytree, in order, with these values."""
+    """Returns a function for `_map_values` that replaces a pytree's leaves, in order, with the given `values`."""
     left = iter(values)
     return lambda value: next(left)
 

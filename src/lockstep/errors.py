@@ -12,11 +12,12 @@ from a similar builtin exception, so that code such as `except ValueError` works
     ├── CheckpointError (ValueError)      a checkpoint that is damaged, incomplete or missing
     ├── SaveError (OSError)               a checkpoint that could not be written
     ├── ExampleError (RuntimeError)       the data set or a function given to .map failed
-    ├── ExactError (RuntimeError)         something for which equal bits cannot be guaranteed
+    ├── ExactError (RuntimeError)         something for which results cannot be bit-identical
     │   └── DivergedError                 bits differ that must be equal
     ├── NonFiniteError (ArithmeticError)  a loss that is NaN or infinite
     ├── DeviceError (ValueError)          a device that is missing or does not fit the others
     ├── WorkerError (RuntimeError)        a worker process raised or died
+    ├── BusyError (RuntimeError)          a call of a trainer while another one is running
     ├── LaunchError (RuntimeError)        launcher variables that are missing or inconsistent
     ├── PlatformError (OSError)           a feature that this operating system lacks
     ├── DatasetError (OSError)            a data set that cannot be downloaded or read
@@ -65,7 +66,7 @@ class ExampleError(LockstepError, RuntimeError):
 
 
 class ExactError(LockstepError, RuntimeError):
-    """Something for which equal bits cannot be guaranteed."""
+    """Something for which results cannot be guaranteed to be bit-identical."""
 
 
 class DivergedError(ExactError):
@@ -97,6 +98,10 @@ class DeviceError(LockstepError, ValueError):
 
 class WorkerError(LockstepError, RuntimeError):
     """A worker process raised or died."""
+
+
+class BusyError(LockstepError, RuntimeError):
+    """A call of a trainer while another of its calls is running."""
 
 
 class LaunchError(LockstepError, RuntimeError):
@@ -134,5 +139,6 @@ class PeerFailed(LockstepError, RuntimeError):
 class AttemptAborted(LockstepError, RuntimeError):
     """A process was lost before the step, or the evaluation of a batch, was complete.
 
-    No state has changed. The others do it again, so a script does not see this error.
+    No state has changed. The remaining processes compute the step or the batch again, so a script does not see this
+    error.
     """

@@ -249,7 +249,7 @@ class Trainer(Generic[Model]):
 
     @property
     def history(self) -> History:
-        """The values of every epoch of the last `fit`."""
+        """The loss and the metrics of every epoch of the last `fit`."""
         return self.session.history
 
     @property

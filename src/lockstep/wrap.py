@@ -14,7 +14,7 @@ from lockstep.core.metric_objects import MetricObjects
 from lockstep.core.options import Options
 from lockstep.core.plan import Plan
 from lockstep.core.run_state import Run
-from lockstep.errors import DeviceError, LaunchError, PlanError
+from lockstep.errors import DeviceError, LaunchError, ModelError, PlanError
 from lockstep.launch import environment, malloc
 from lockstep.launch.host import read_host
 from lockstep.processes import rendezvous
@@ -42,6 +42,7 @@ def wrap(
     precision: str | None = None,
     clip_norm: float | None = None,
     exact: bool = True,
+    compile: bool = False,
 ) -> Trainer[Model]:
     """Returns a trainer, which trains the model on several devices, with the same bits on any number of devices.
 
@@ -71,6 +72,9 @@ def wrap(
         precision: "bf16" or "fp16" for mixed precision; None computes in the model's own types.
         clip_norm: scales the gradient of every step so that its norm is at most this number; None does not clip it.
         exact: False gives up bit-identical results, so that features which cannot guarantee them can be used.
+        compile: True compiles a shard's training pass with torch.compile, in every process by itself, which makes steps
+            with small shards faster once they are compiled; it is part of the result. For PyTorch on CPUs
+            (docs/speed.md); other frameworks refuse it, because JAX and TensorFlow compile without being asked.
 
     Raises a `lockstep.LockstepError` if an argument is invalid, the model, loss or a metric is not supported, or a
     process that was launched together with others cannot join them.
@@ -96,9 +100,16 @@ def wrap(
         metrics = [metrics]
     framework = registry.find_backend(model)
     module = registry.load_module(framework)
+    options = Options(precision, clip_norm, exact, compile)
+    if options.compile and not module.compiles:
+        raise ModelError(
+            f"compile=True is for models of torch.nn. Got a model of class {type(model).__name__}. JAX and TensorFlow "
+            "compile every step without it, an MXNet block does after net.hybridize(), and a Keras model on PyTorch is "
+            "not compiled. Leave compile out."
+        )
     if seed is None:
         run.seed = module.initial_seed()
-    recipe = module.adopt(Recipe(model, optimizer, loss, metrics, Options(precision, clip_norm, exact)))
+    recipe = module.adopt(Recipe(model, optimizer, loss, metrics, options))
     objects, others = split(recipe.metrics)
     recipe = replace(recipe, metrics=others, keeps_outputs=bool(objects))
     if rendezvous.is_launched():
@@ -113,8 +124,8 @@ def wrap(
             raise
         text = ",".join(asked) if isinstance(asked, list) else asked
         raise type(error)(
-            f"LOCKSTEP_DEVICES={text} is used as devices={asked!r}. {error} Change LOCKSTEP_DEVICES, or unset it for "
-            "the default."
+            f"LOCKSTEP_DEVICES={text} is used as devices={asked!r}. {error} Change LOCKSTEP_DEVICES, or unset it to "
+            "use the default."
         ) from None
     groups = module.processes(resolved)
     backend = _open(module, recipe, groups[0])
@@ -125,7 +136,8 @@ def wrap(
             backend.spread(groups[0])
         if len(groups) == 1:
             return SingleProcess(backend)
-        deadline = Deadline(environment.read_worker_timeout())
+        open_deadline = Deadline.for_compiling if options.compile else Deadline
+        deadline = open_deadline(environment.read_worker_timeout())
         return LocalWorkers(backend, framework, devices, later, spare, print_notice, deadline)
 
     growth = (

@@ -132,7 +132,7 @@ def test_state_in_some_shards_only_is_refused(kit, devices):
 
     with (
         wrap(kit, loss, devices, shards=3) as trainer,
-        pytest.raises(ModelError, match=r"no state for shard \d.* Return lockstep.Carried\(loss, state\) every time"),
+        pytest.raises(ModelError, match=r"no state for shard \d.* Return lockstep.Carried\(loss, state\) in every"),
     ):
         trainer.step(batch(8), verbose=0)
 

@@ -82,7 +82,7 @@ def test_gradients_that_do_not_fit_change_nothing(kit):
         with pytest.raises(BatchError, match=r"takes what trainer.gradients\(batch\) has returned"):
             trainer.apply(dict(gradients))
         value = gradients.pop(name)
-        with pytest.raises(BatchError, match=f"{name} is only on one side"):
+        with pytest.raises(BatchError, match=f"Only the gradients or only the trained parameters contain {name}"):
             trainer.apply(gradients)
         gradients[name] = np.zeros((7, 7))
         with pytest.raises(BatchError, match=r"must have the shape .* Got \(7, 7\)"):

@@ -6,7 +6,7 @@ import pytest
 import lockstep
 from backends.kit import EXAMPLE_WEIGHTS, LABELS, VALUES, WEIGHTS, X
 from backends.test_contract import KITS, kits
-from lockstep.core.reduction import Reduction
+from lockstep.core.loss_reduction import Reduction
 from lockstep.errors import BatchError
 
 TOLD = ", loss: taken as the mean over examples"

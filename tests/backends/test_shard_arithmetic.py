@@ -52,7 +52,7 @@ def test_metrics_have_the_same_names_in_every_shard(kit, form):
         losses = form.loss(model, batch)
         return losses, {"even" if batch["x"].shape[0] % 2 else "odd": losses}
 
-    message = r"^An objective gives the same metrics for every shard\. Got .* in one and .* in another\."
+    message = r"^An objective must return the same metrics for every shard\. Got .* in one shard and .* in another\."
     with wrapped(kit, form.model(), objective) as trainer:  # shards of 8 and of 7
         assert is_refused(trainer, form.batch, ModelError, message)
 
@@ -82,7 +82,7 @@ def test_metrics_have_no_more_sums_than_there_is_room_for(kit):
         before = trainer.digest()
         with pytest.raises(
             ModelError,
-            match=r"The metrics of a step give at most 1026 sums\. Got 1027\. Give fewer, or more than one lockstep",
+            match=r"The metrics of a step can have at most 1026 sums\. Got 1027\. Return fewer sums, or divide",
         ):
             trainer.step((X, LABELS))
         assert trainer.digest() == before

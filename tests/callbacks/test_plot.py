@@ -167,8 +167,11 @@ def test_labels_and_fixed_axes_of_chosen_values(tmp_path: Path, monkeypatch: pyt
     ("options", "message"),
     [
         ({"names": "loss"}, r"names must be a list\. Got 'loss'\. Use names=\['loss'\]\."),
-        ({"xlim": 10}, r"xlim must be a lower and an upper end\. Got 10\. Use for example xlim=\(0, 1\)\."),
-        ({"ylim": (1, 0)}, r"ylim must be a lower and an upper end\. Got \(1, 0\)\."),
+        (
+            {"xlim": 10},
+            r"xlim must be a pair: a lower and an upper bound\. Got xlim=10\. Use for example xlim=\(0, 1\)\.",
+        ),
+        ({"ylim": (1, 0)}, r"ylim must be a pair: a lower and an upper bound\. Got ylim=\(1, 0\)\."),
     ],
 )
 def test_wrong_axes_are_refused(options: dict[str, Any], message: str) -> None:

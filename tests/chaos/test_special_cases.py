@@ -64,7 +64,9 @@ def test_an_evaluation_that_ends_two_processes_is_not_tried_in_this_one(chaos):
     shard = 3
     for seat in (1, 2):
         chaos.order(Fault(f"evaluate, in shard {shard}", "exit", seat))
-    with pytest.raises(WorkerError, match=rf"Two processes .* both had shards .*\b{shard}\b.* not tried in this one"):
+    with pytest.raises(
+        WorkerError, match=rf"Two processes .* both had shards .*\b{shard}\b.* not tried in this process"
+    ):
         chaos.trainer.evaluate(DATA)
     assert not chaos.saboteur.list_due()
     chaos.heal()

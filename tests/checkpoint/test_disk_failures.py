@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from checkpoint.samples import equal, litter, snapshot
-from lockstep.checkpoint import Snapshot, Store, read, write
+from lockstep.checkpoint import CheckpointFolder, Snapshot, read, write
 from lockstep.core.types import Array
 from lockstep.errors import SaveError
 
@@ -79,7 +79,7 @@ def test_a_failed_write_leaves_the_older_checkpoint(existing, exchange, code, tm
 
 @MOVES
 def test_a_failed_save_leaves_a_store_as_it_was(exchange, code, tmp_path):
-    store = Store(tmp_path, keep=2, best="val_loss")
+    store = CheckpointFolder(tmp_path, keep=2, best="val_loss")
     number = 0
     going = True
     while going:
@@ -87,7 +87,7 @@ def test_a_failed_save_leaves_a_store_as_it_was(exchange, code, tmp_path):
             write(store.path(step), snapshot(step, logs={"val_loss": 5 - step}))
         (tmp_path / "best").unlink(missing_ok=True)
         (tmp_path / "best").symlink_to("step-00000002")
-        store = Store(tmp_path, keep=2, best="val_loss")
+        store = CheckpointFolder(tmp_path, keep=2, best="val_loss")
         going = refused(lambda: store.save(snapshot(3), 3), code, number, exchange)  # noqa: B023
         assert litter(tmp_path) == []
         found, skipped = store.newest()
@@ -114,7 +114,7 @@ def limited(nbytes):
 
 def test_a_file_size_limit_raises_a_save_error(tmp_path):
     """The kernel's own refusal, in the middle of an array: some of it is written, then no more."""
-    store = Store(tmp_path)
+    store = CheckpointFolder(tmp_path)
     store.save(snapshot(1), 1)
     large = Snapshot({"model.w": Array(np.ones(100_000, "float32"), "float32")})
     with limited(100_000), pytest.raises(SaveError, match="File too large"):
@@ -147,7 +147,7 @@ def test_missing_permission_raises_a_save_error(forbidden):
         with pytest.raises(SaveError, match=rf"could not be saved to .*{name}.*: Permission denied"):
             write(forbidden / name, snapshot(2))
     with pytest.raises(SaveError, match="Permission denied"):
-        Store(forbidden).save(snapshot(2), 2)
+        CheckpointFolder(forbidden).save(snapshot(2), 2)
     assert os.listdir(forbidden) == ["mine"]
     assert equal(read(forbidden / "mine"), snapshot(1))
 
@@ -156,7 +156,7 @@ def test_missing_permission_raises_a_save_error(forbidden):
 def test_impossible_paths_raise_a_save_error(path, tmp_path):
     (tmp_path / "file").write_text("words")
     (tmp_path / "broken").symlink_to("nowhere")
-    for save in (lambda target: write(target, snapshot()), lambda target: Store(target).save(snapshot(), 1)):
+    for save in (lambda target: write(target, snapshot()), lambda target: CheckpointFolder(target).save(snapshot(), 1)):
         if path.startswith("n") and save(tmp_path / "short"):
             save = lambda target: write(target, snapshot())  # noqa: E731
         with pytest.raises(SaveError, match=r"Not a directory|File name too long"):

@@ -148,14 +148,14 @@ def test_an_unknown_type_raises(tmp_path):
 
 
 def test_a_manifest_that_is_too_large_is_not_written(tmp_path, monkeypatch):
-    with pytest.raises(StateError, match=rf"and at most {2**23} are read"):
+    with pytest.raises(StateError, match=rf"the text can have at most {2**23} bytes, got \d+"):
         write(tmp_path / "mine", snapshot(long="x" * 2**23))
     with pytest.raises(
         StateError,
-        match=r"large to be read again: the text has \d+ values, and at most 300000 are read. Give long lists .* numpy",
+        match=r"to be read again: the text can have at most 300000 values, got \d+. Store long lists, .* as numpy",
     ):
         write(tmp_path / "mine", snapshot(losses=[0.5] * 300_000))
-    with pytest.raises(StateError, match=r"bytes with wide characters, and at most 4194304 are read"):
+    with pytest.raises(StateError, match=r"a text with wide characters can have at most 4194304 bytes, got \d+"):
         write(tmp_path / "mine", snapshot(text="\N{GRINNING FACE}" * 2**20 + "x" * 2**19))
     assert os.listdir(tmp_path) == []
 

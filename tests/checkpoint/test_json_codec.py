@@ -165,6 +165,25 @@ def test_json_that_was_not_encoded_here_raises(value):
         decode(value, aside if speaks else {})
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"$tuple": "ab"}, "the value of '$tuple' must be of type list, but 'ab' is of type str"),
+        ({"$dict": [[1]]}, "[1] in '$dict' is not a list of two values"),
+        ({"$dict": [[1, 2], [3, 4], [3, 5]]}, "a '$dict' has the key 3 twice"),
+        ({"$int": "0x1", "a": 2}, "the key '$int' must be the only one in its JSON object"),
+        ({"$what": 1}, "the key '$what' names no kind of value"),
+        (
+            {"$array": "facts.1"},
+            "the array 'facts.1' of a '$array' is missing, has a type that numpy lacks, or is used twice",
+        ),
+    ],
+)
+def test_an_error_names_the_key(value, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        decode(value, {})
+
+
 def test_json_that_is_nested_too_deep_raises():
     value = 1
     for _ in range(500):

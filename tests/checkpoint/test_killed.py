@@ -14,7 +14,7 @@ SCRIPT = """
 import os, random, signal, struct, sys, time
 from pathlib import Path
 import checkpoint.samples as samples
-from lockstep.checkpoint import Store, atomic_folder, read, write
+from lockstep.checkpoint import CheckpointFolder, atomic_folder, read, write
 
 home, exchange, by_hand = Path(sys.argv[1]), sys.argv[2] == "True", sys.argv[3] == "True"
 enough, most = int(sys.argv[4]), int(sys.argv[5])
@@ -23,7 +23,7 @@ if not exchange:
 moments = random.Random(0)
 
 def store():
-    return Store(home, keep=2, best="accuracy")
+    return CheckpointFolder(home, keep=2, best="accuracy")
 
 def save(step):
     snapshot = samples.snapshot(step, logs={"accuracy": step % 7})

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from checkpoint.samples import same, snapshot
-from lockstep.checkpoint import Snapshot, Store, load_arrays, write
+from lockstep.checkpoint import CheckpointFolder, Snapshot, load_arrays, write
 from lockstep.core.types import Array
 from lockstep.errors import CheckpointError, StateError
 
@@ -29,7 +29,7 @@ def test_a_bfloat16_scalar_is_loaded_as_float32(tmp_path):
 
 
 def test_the_newest_checkpoint_of_a_store_is_loaded(tmp_path):
-    store = Store(tmp_path, best="val_loss")
+    store = CheckpointFolder(tmp_path, best="val_loss")
     for step in (1, 2):
         store.save(snapshot(step), step)
     assert load_arrays(str(tmp_path))["count"] == 2

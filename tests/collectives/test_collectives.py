@@ -213,7 +213,7 @@ def test_none_stays_none(trees):
 
 def test_truth_values_are_refused(kit):
     given = [kit.array(np.array([True, False])) for _ in range(2)]
-    with pytest.raises(BatchError, match=r"allreduce adds numbers\. Got arrays of bool\. Convert the arrays to a"):
+    with pytest.raises(BatchError, match=r"allreduce adds only numbers\. Got arrays of bool\. Convert the arrays to a"):
         lockstep.allreduce(given)
     pieces = lockstep.split(given[0], 2)
     assert [kit.value(piece).tolist() for piece in pieces] == [[True], [False]]
@@ -242,7 +242,7 @@ def test_types_are_told_in_one_word(kit):
             ),
         ),
         ([1.0, 2.0], "Got a float. Give an array"),
-        ([np.array(["a"]), np.array(["b"])], "allreduce adds numbers. Got arrays of str32."),
+        ([np.array(["a"]), np.array(["b"])], "allreduce adds only numbers. Got arrays of str32."),
         ([[], []], "Got none. Give an array"),
     ],
 )
@@ -353,7 +353,7 @@ def test_pytrees_of_shards_are_added_value_by_value(kit):
         ([np.ones(2), np.ones(2)], 2, "a list with one entry per shard from each device, 2 in total. Got [0, 0] from"),
         ([[np.ones(2)], [np.ones(2)]], 4, "Got [1, 1] from 2 devices. Give one gradient for each shard of split(batch"),
         ([[np.ones(2)], []], 1, "Got [1, 0] from 2 devices."),
-        ([[np.ones(2)] * 2, [np.ones(2)] * 2], 4, "Got one array for two shards, which has the gradient of the last"),
+        ([[np.ones(2)] * 2, [np.ones(2)] * 2], 4, "Got one array for two shards, which contains the gradient of the"),
     ],
 )
 def test_allreduce_refuses_shards(arrays, shards, words):

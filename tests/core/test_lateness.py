@@ -49,3 +49,14 @@ def test_a_wait_without_a_deadline_is_noticed_and_goes_on():
 
 def test_a_deadline_before_the_notice_comes_first():
     assert Wait(began=0.0, deadline=2.0).get_timeout(0.5) == 1.5
+
+
+def test_a_run_that_compiles_waits_longer_before_anything_is_said_or_ended():
+    deadline = Deadline.for_compiling(None)
+    for _ in range(3):
+        deadline.add_step(0.1)
+    assert deadline.get_seconds() == deadline.shortest == 1800.0
+    wait = Wait(10.0, deadline.get_seconds(), deadline.notice)
+    assert not wait.is_notice_due(69.0)
+    assert wait.is_notice_due(70.0)
+    assert Deadline.for_compiling(7.0).get_seconds() == 7.0

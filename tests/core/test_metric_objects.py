@@ -309,6 +309,15 @@ def test_a_shard_without_metric_objects_or_state_has_nothing():
     assert CollectedOutputs(kept.read(), 1).uncarried == [0]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_state_in_some_shards_only_is_refused_in_any_order(first):
+    kept, one = ShardOutputs(False, np.asarray), work(4)
+    found = [Outputs(carried=np.ones(2)), Outputs()]
+    kept.keep(one, first, found[first], 2)
+    with pytest.raises(ModelError, match=r"returned no state for shard 1, but lockstep\.Carried for another"):
+        kept.keep(one, 1 - first, found[1 - first], 2)
+
+
 def test_a_loss_without_outputs_is_refused():
     with pytest.raises(ModelError, match=r"but this loss is an objective of \(model, batch\).* Use a loss of \(o"):
         ShardOutputs(True, np.asarray).keep(work(1), 0, Outputs(), 1)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.core.reduction import Reduction
+from lockstep.core.loss_reduction import Reduction
 from lockstep.core.run_state import Run, saved_reduction
 from lockstep.errors import CheckpointError, PlanError
 

@@ -12,7 +12,7 @@ from data.pipelines import LABELS, Pairs
 from lockstep.checkpoint import json_codec
 from lockstep.core.batches import OBJECTIVE_EXAMPLE, Rows, leaves
 from lockstep.data import ArraySource, IterableSource, arrays, indexed, source, stream
-from lockstep.data.loaders import StatefulSource
+from lockstep.data.loaders import StatefulSource, open_loader
 from lockstep.data.reader import Readers
 from lockstep.data.source import PipelineSource, StreamSource
 from lockstep.errors import BatchError, ExactError, StateError
@@ -565,3 +565,26 @@ def test_a_data_set_that_can_be_iterated_too():
 def test_read_batches_reads_as_many_epochs_as_needed():
     found = source.read_batches(SOURCES["pipeline"](), 6)
     assert [(rows.epoch, rows.batch) for rows in found] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+def test_opening_a_loader_opens_one_iterator(has_state):
+    """A loader that shuffles draws a number for each, so another one would change the order of the epochs."""
+
+    class Loader:
+        opened = 0
+
+        def __iter__(self):
+            self.opened += 1
+            return Batches() if has_state else iter([np.zeros(2)])
+
+    class Batches:
+        get_state = set_state = __next__ = None
+
+        def __iter__(self):
+            return self
+
+    loader = Loader()
+    source = open_loader(loader, seed=0)
+    assert not source.once
+    assert loader.opened == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.core.reduction import Reduction
+from lockstep.core.loss_reduction import Reduction
 from lockstep.core.run_state import Run
 from lockstep.display.opening_line import format_opening
 

@@ -215,6 +215,14 @@ def test_a_change_is_seen(loss, change, name, is_sent):
         references.check()
 
 
+def test_a_change_before_each_of_several_evaluations_is_sent():
+    references = LossReferences(FOCAL, net())
+    references.start()
+    for number in (1, 2, 3):
+        set_focal()
+        assert references.check() == number
+
+
 def test_what_is_no_change():
     """The model's own, what the loss does not name, and equal numbers."""
     model = net()

@@ -317,7 +317,7 @@ def naming(net, batch):
 
 def refuse(trainer, first, then, size):
     """A batch whose first shards name other values than the rest."""
-    with pytest.raises(ModelError, match=r"^An objective gives the same metrics for every shard\."):
+    with pytest.raises(ModelError, match=r"^An objective must return the same metrics for every shard\."):
         trainer.step((BATCH[0][:8], [first] * size + [then] * (8 - size)))
 
 
@@ -645,8 +645,9 @@ def test_tensors_that_share_memory_without_being_one(make, names):
     with pytest.raises(ModelError) as caught:
         wrapped(net, optimizer)
     assert str(caught.value) == (
-        f"{names} are two tensors that share memory. Each is sent to the workers separately, so there they would not "
-        "share it. Use one tensor for both (b.weight = a.weight), replace one by its clone(), or use devices=1."
+        f"{names} are two tensors that share memory. They are sent to the workers separately, so the workers' copies "
+        "would not share memory. Use one tensor for both (b.weight = a.weight), replace one by its clone(), or use "
+        "devices=1."
     )
 
 

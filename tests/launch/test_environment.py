@@ -316,8 +316,9 @@ def test_devices(monkeypatch: pytest.MonkeyPatch, text: str, devices: int | list
 def test_text_that_is_neither_a_number_nor_names_of_devices(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("LOCKSTEP_DEVICES", text)
     message = (
-        "LOCKSTEP_DEVICES must be a number of devices, 1 or more, or names of devices with commas between them. Got "
-        f"LOCKSTEP_DEVICES={text!r:.100}. Use for example 2, or cpu:0,cpu:1, or unset it for the default."
+        "LOCKSTEP_DEVICES must be a number of devices, 1 or more, or comma-separated device names. Got "
+        f"LOCKSTEP_DEVICES={text!r:.100}. Use for example LOCKSTEP_DEVICES=2 or LOCKSTEP_DEVICES=cpu:0,cpu:1, or "
+        "unset it to use the default."
     )
     with pytest.raises(DeviceError, match=f"^{re.escape(message)}$"):
         environment.read_devices()

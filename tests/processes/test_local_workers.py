@@ -11,12 +11,12 @@ import lockstep
 from lockstep.backends.numpy import SGD, Dense
 from lockstep.errors import (
     BatchError,
+    BusyError,
     DeviceError,
     LockstepError,
     NonFiniteError,
     PlanError,
     PlatformError,
-    WorkerError,
 )
 
 GENERATOR = np.random.Generator(np.random.PCG64(4))
@@ -204,14 +204,21 @@ def test_a_trainer_that_is_used_while_it_computes(one):
 
         def compute_and_use(*arguments):
             found.append((trainer.runs_callbacks, trainer.devices, trainer.session.processes.pids))
-            with pytest.raises(WorkerError, match=r"in the middle of another call, .* Use a trainer from one thread"):
+            with pytest.raises(BusyError, match=r"in the middle of another call, .* Use a trainer from one thread"):
                 trainer.digest()
             return compute(*arguments)
+
+        def use(*arguments):
+            return trainer.digest()
 
         backend.partial_sums = compute_and_use
         trainer.step(BATCH)
         del backend.partial_sums
         assert found == [(True, ("cpu:0", "cpu:1"), pids)]
+        backend.partial_sums = use
+        with pytest.raises(BusyError):
+            trainer.step(BATCH)
+        del backend.partial_sums
         trainer.step(BATCH)
         assert trainer.session.processes.pids == pids
         assert trainer.digest() == one[3]

@@ -7,8 +7,8 @@ import pytest
 
 from lockstep.errors import LaunchError
 from lockstep.exchange.torch_distributed import open_store
-from lockstep.processes import jax_distributed
-from lockstep.processes.jax_distributed import JaxProcesses
+from lockstep.processes import jax_rendezvous
+from lockstep.processes.jax_rendezvous import JaxProcesses
 
 
 class Store(dict):
@@ -34,7 +34,7 @@ def addresses(monkeypatch, hosts):
     """What the processes, one on each of these hosts, agree on."""
     store, found = Store(), {}
     names = threading.local()
-    monkeypatch.setattr(jax_distributed, "describe_host", lambda: names.host)
+    monkeypatch.setattr(jax_rendezvous, "describe_host", lambda: names.host)
 
     def process(index):
         names.host = hosts[index]

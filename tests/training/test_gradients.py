@@ -68,5 +68,5 @@ def test_complex_gradients_of_real_parameters_are_refused():
     with wrap() as trainer:
         gradients = trainer.gradients(DATA, verbose=0)
         gradients["0.weight"] = gradients["0.weight"] * 1j
-        with pytest.raises(BatchError, match=r"must have real numbers as float64. Got complex128"):
+        with pytest.raises(BatchError, match=r"must be real numbers of type float64. Got complex128"):
             trainer.apply(gradients)

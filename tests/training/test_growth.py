@@ -16,6 +16,7 @@ from lockstep.core import growth
 from lockstep.errors import DeviceError, PlanError
 from lockstep.launch.host import Host
 from lockstep.training import session_processes
+from lockstep.training.recorder import Recorder
 
 GENERATOR = np.random.Generator(np.random.PCG64(7))
 BATCH = GENERATOR.standard_normal((24, 6)), GENERATOR.integers(0, 3, 24)
@@ -92,7 +93,7 @@ def test_devices_from_the_environment(monkeypatch):
             "abc",
             DeviceError,
             "LOCKSTEP_DEVICES=abc is used as devices=['abc']. This host has no device 'abc:0'. Use one of its devices: "
-            "cpu:0. Change LOCKSTEP_DEVICES, or unset it for the default.",
+            "cpu:0. Change LOCKSTEP_DEVICES, or unset it to use the default.",
         ),
         ("cpu:0, x:1", DeviceError, "LOCKSTEP_DEVICES=cpu:0,x:1 is used as devices=['cpu:0', 'x:1']. All devices must"),
         ("7", PlanError, "LOCKSTEP_DEVICES=7 is used as devices=7. devices=7 needs at least 7 shards, got shards=6."),
@@ -380,6 +381,19 @@ def test_replicas_that_gain_nothing_end(host, monkeypatch, capsys):
         assert trainer.digest() == expected(trainer.num_steps)
         assert trainer.history.devices == ("cpu:0",)
     assert "training goes on with cpu:0 alone: a step took" in capsys.readouterr().err
+
+
+def test_every_step_of_a_run_that_grows_is_observed(host, monkeypatch, tmp_path):
+    steps = []
+    add_attempt = Recorder.add_attempt
+    monkeypatch.setattr(
+        Recorder, "add_attempt", lambda self, attempt: steps.append(attempt.step) or add_attempt(self, attempt)
+    )
+    data = np.concatenate([BATCH[0]] * 8), np.concatenate([BATCH[1]] * 8)
+    with wrap() as trainer:
+        trainer.fit(data, batch_size=24, verbose=0, trace=tmp_path / "run.json")
+        assert len(trainer.devices) == 4
+    assert sorted(set(steps)) == [*range(8)]
 
 
 def test_metric_objects_get_every_batch_when_replicas_end(host, monkeypatch, capsys):

@@ -13,7 +13,7 @@ import pytest
 
 import lockstep
 from lockstep.backends.numpy import SGD, Dense
-from lockstep.checkpoint import Store, Writer, read, snapshot, write
+from lockstep.checkpoint import CheckpointFolder, Writer, read, snapshot, write
 from lockstep.errors import CheckpointError, ExactError, LockstepError, SaveError, StateError
 
 x = np.random.default_rng(0).normal(size=(61, 6))
@@ -361,7 +361,7 @@ def test_a_signal_in_the_last_validation_is_answered_too(tmp_path):
 
 
 def test_the_best_is_written_however_slow_the_disk(tmp_path, monkeypatch):
-    writing = Store.save
+    writing = CheckpointFolder.save
 
     def slow(self, snapshot, step):
         time.sleep(0.1)
@@ -373,7 +373,7 @@ def test_the_best_is_written_however_slow_the_disk(tmp_path, monkeypatch):
         def on_epoch_end(self, epoch, logs=None):
             logs["val_accuracy"] = self.values[epoch]
 
-    monkeypatch.setattr(Store, "save", slow)
+    monkeypatch.setattr(CheckpointFolder, "save", slow)
     fitted(wrapped(), lockstep.Checkpoint(tmp_path, every=1, best="val_accuracy"), epochs=6, callbacks=[Pretended()])
     assert os.readlink(tmp_path / "best") == "step-00000008"
 

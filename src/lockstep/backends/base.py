@@ -16,10 +16,10 @@ from typing import Any, Protocol, runtime_checkable
 from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.fold import Fold
 from lockstep.core.layout import Layout
+from lockstep.core.loss_reduction import Criterion
 from lockstep.core.metrics import Column, Sums
 from lockstep.core.options import Options
 from lockstep.core.outputs import ShardOutputs
-from lockstep.core.reduction import Criterion
 from lockstep.core.shard_sums import ShardSums
 from lockstep.core.tree import Span
 from lockstep.core.types import Array, PartialSum, State, Work
@@ -216,10 +216,29 @@ class KeepsOutputs(Protocol):
     outputs: ShardOutputs  # of the last command's shards
 
 
+class Compiler(Protocol):
+    """What compiles the passes of shards."""
+
+    seconds: float  # that this process has spent compiling
+
+
+@runtime_checkable
+class CompilesShards(Protocol):
+    """Extra protocol for backends that compile a shard's pass for `wrap(compile=True)`."""
+
+    compiler: Compiler
+
+
+def read_compile_seconds(backend: Backend) -> float:
+    """Returns how long this process has compiled; 0 for a backend that does not say."""
+    return backend.compiler.seconds if isinstance(backend, CompilesShards) else 0.0
+
+
 class Module(Protocol):
     """The functions of a backend's module, which list the framework's devices and open backends on them."""
 
     joins: bool  # whether processes that a launcher started can train together
+    compiles: bool  # whether `wrap(compile=True)` is supported, so that the backend is `CompilesShards`
 
     def available(self) -> list[str]:
         """Returns the names of this host's accelerators; an empty list if there is only the CPU."""

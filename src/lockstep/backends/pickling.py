@@ -3,6 +3,7 @@
 import copyreg
 import io
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -11,8 +12,11 @@ import cloudpickle
 Reduction = Callable[[Any], Any]
 
 
-def dump(value: Any, reductions: Mapping[type, Reduction]) -> bytes:
+def dump(value: Any, reductions: Mapping[type, Reduction], has_module_names: bool = True) -> bytes:
     """Pickles a value with cloudpickle; `reductions` has a function in place of `__reduce__` for some types.
+
+    Without `has_module_names` a function that is pickled by value does not know the name of its module, which in
+    another process has not the globals of this one. torch.compile would look for them there.
 
     >>> class Loss:
     ...     def __reduce__(self): return Loss, ()
@@ -22,7 +26,7 @@ def dump(value: Any, reductions: Mapping[type, Reduction]) -> bytes:
     'float64'
     """
     buffer = io.BytesIO()
-    _Pickler(buffer, reductions).dump(value)
+    _Pickler(buffer, reductions, has_module_names).dump(value)
     return buffer.getvalue()
 
 
@@ -32,12 +36,17 @@ def by_attributes(value: Any) -> tuple[Any, ...]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without stubs it is Any
-    def __init__(self, buffer: io.BytesIO, reductions: Mapping[type, Reduction]) -> None:
+    def __init__(self, buffer: io.BytesIO, reductions: Mapping[type, Reduction], has_module_names: bool) -> None:
         super().__init__(buffer)
         self._reductions = reductions
+        self._has_module_names = has_module_names
 
     def reducer_override(self, value: Any) -> Any:
         for kind, reduction in self._reductions.items():
             if isinstance(value, kind) and (reduced := reduction(value)) is not NotImplemented:
                 return reduced
-        return super().reducer_override(value)
+        reduced = super().reducer_override(value)
+        if isinstance(value, FunctionType) and reduced is not NotImplemented and not self._has_module_names:
+            _, (_, module_globals, *_), *_ = reduced
+            module_globals.pop("__name__", None)
+        return reduced

@@ -83,7 +83,7 @@ class CallbackList(Callback):
 
     @property
     def are_quiet(self) -> bool:
-        """Whether nothing that a step uses can change between two steps of an epoch: none runs code of the script."""
+        """Whether no callback can change what a step uses between two steps of an epoch."""
         return not any(map(_acts_between_steps, self.callbacks))
 
     @property
@@ -129,7 +129,7 @@ def check_callbacks(callbacks: Iterable[Any] | None) -> tuple[Callback, ...]:
 
 
 def _acts_between_steps(callback: Callback) -> bool:
-    """Returns whether a callback does anything for a batch, other than Lockstep's own that only read."""
+    """Returns whether a callback may change what a step uses when it is called before or after a batch."""
     if type(callback).__module__.startswith(_READERS):
         return False
     if type(callback) is LearningRateSchedule:

@@ -97,6 +97,7 @@ def _check_range(name: str, given: Any) -> tuple[float, float] | None:
     pair = tuple(given) if isinstance(given, Sequence) else ()
     if len(pair) != 2 or not all(is_number(each) for each in pair) or not pair[0] < pair[1]:
         raise CallbackError(
-            f"{name} must be a lower and an upper end. Got {show(given)}. Use for example {name}=(0, 1)."
+            f"{name} must be a pair: a lower and an upper bound. Got {name}={show(given)}. Use for example "
+            f"{name}=(0, 1)."
         )
     return float(pair[0]), float(pair[1])

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any
 
 from lockstep.checkpoint.background_writer import Writer
+from lockstep.checkpoint.checkpoint_folder import CheckpointFolder
 from lockstep.checkpoint.format import Snapshot
 from lockstep.checkpoint.save_options import Checkpoint
-from lockstep.checkpoint.store import Store
 from lockstep.core.run_state import Run
 
 Take = Callable[[], Snapshot]  # takes a snapshot of the run
@@ -26,7 +26,7 @@ class Autosave:
     def __init__(self, checkpoint: str | PathLike[str] | Checkpoint, writes: bool) -> None:
         self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         self._monitor = self.checkpoint.monitor
-        self._store = Store(self.checkpoint.path, self.checkpoint.keep, self._monitor)
+        self._store = CheckpointFolder(self.checkpoint.path, self.checkpoint.keep, self._monitor)
         self.writes = writes
         self._writer = Writer()
         self.num_saves = 0

@@ -191,14 +191,16 @@ def _read(folder: OpenFolder, stack: ExitStack) -> Snapshot:
         inside = {name: state.pop(name) for name in forms if name.startswith(json_codec.PREFIX)}
         facts = json_codec.decode(content, inside)
         if not isinstance(facts, dict):
-            raise ValueError("the content of the manifest is not an object of values by name")
+            raise ValueError(
+                f"the manifest must contain a dict of values, but contains a value of type {type(facts).__name__}"
+            )
         return Snapshot({name: state[name] for name in forms if name in state}, facts)
 
 
 def _read_manifest(file: BufferedReader) -> dict[str, Any]:
     length = os.fstat(file.fileno()).st_size
     if length > manifest.MAX_BYTES:
-        raise ValueError(f"the file has {length} bytes, and at most {manifest.MAX_BYTES} are read")
+        raise ValueError(f"the file can have at most {manifest.MAX_BYTES} bytes, got {length}")
     content = manifest.load(file.read(manifest.MAX_BYTES))
     for key in ("files", "tensors"):
         if not isinstance(content.get(key), dict):

@@ -8,6 +8,7 @@ same type and the same bits. Encoding raises for any other type.
 import base64
 import math
 import struct
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -118,22 +119,24 @@ def _decode(value: Any, arrays: State, depth: int) -> Any:
         return {key: _decode(item, arrays, depth + 1) for key, item in value.items()}
     (tag, inner), *more = value.items()
     if more:
-        raise ValueError(f"{tag!r:.50} is not the only key of its object")
+        raise ValueError(f"the key {tag!r:.50} must be the only one in its JSON object")
     if tag in _TEXTS:
-        return _TEXTS[tag](_check_type(inner, str))
+        return _TEXTS[tag](_check_type(tag, inner, str))
     if tag in ("$numpy", "$array"):
-        array = arrays.pop(_check_type(inner, str), None)
+        array = arrays.pop(_check_type(tag, inner, str), None)
         if array is None or (tag == "$numpy" and array.dtype != array.data.dtype.name):
-            raise ValueError(f"there is no array {inner!r:.100} for {tag}, or another value refers to it too")
+            raise ValueError(
+                f"the array {inner!r:.100} of a {tag!r} is missing, has a type that numpy lacks, or is used twice"
+            )
         return array.data if tag == "$numpy" else array
     if tag == "$tuple":
-        return tuple(_decode(item, arrays, depth + 1) for item in _check_type(inner, list))
+        return tuple(_decode(item, arrays, depth + 1) for item in _check_type(tag, inner, list))
     if tag == "$scalar":
-        return _decode_scalar(*_check_pair(inner))
+        return _decode_scalar(*_check_pair(tag, inner))
     if tag == "$dict":
-        pairs = [_check_pair(pair) for pair in _check_type(inner, list)]
+        pairs = [_check_pair(tag, pair) for pair in _check_type(tag, inner, list)]
         return _make_dict([(_decode(key, arrays, depth + 1), _decode(item, arrays, depth + 1)) for key, item in pairs])
-    raise ValueError(f"there is no kind of value {tag!r:.50}")
+    raise ValueError(f"the key {tag!r:.50} names no kind of value")
 
 
 def _make_dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -142,27 +145,30 @@ def _make_dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     except TypeError as error:  # a list as a key
         raise ValueError(f"a key of '$dict' is not valid: {error}") from error
     if len(result) != len(pairs):
-        raise ValueError("a '$dict' has the same key twice")
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"a '$dict' has the key {key!r:.100} twice")
     return result
 
 
 def _decode_scalar(name: Any, digits: Any) -> Any:
     held = _NAMED.get(name) if isinstance(name, str) else None
-    data = bytes.fromhex(_check_type(digits, str))
+    data = bytes.fromhex(_check_type("$scalar", digits, str))
     if held is None or len(data) != held.itemsize:
         raise ValueError(f"there is no scalar {name!r:.50} of {len(data)} bytes")
     return np.frombuffer(data, held.numpy)[0]
 
 
-def _check_type(value: Any, kind: type) -> Any:
+def _check_type(tag: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"{value!r:.50} is a {type(value).__name__}, but must be a {kind.__name__}")
+        raise ValueError(
+            f"the value of {tag!r} must be of type {kind.__name__}, but {value!r:.50} is of type {type(value).__name__}"
+        )
     return value
 
 
-def _check_pair(value: Any) -> tuple[Any, Any]:
+def _check_pair(tag: str, value: Any) -> tuple[Any, Any]:
     if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"{value!r:.50} is not a pair")
+        raise ValueError(f"{value!r:.50} in {tag!r} is not a list of two values")
     return value[0], value[1]
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,8 +45,8 @@ def dump(content: Mapping[str, Any]) -> bytes:
         _check_size(data)
     except ValueError as error:
         raise StateError(
-            f"The checkpoint's manifest.json would be too large to be read again: {error}. Give long lists that are to "
-            "be saved, such as a callback's, as numpy arrays."
+            f"The checkpoint's manifest.json would be too large to be read again: {error}. Store long lists, such as "
+            "those in a callback's state, as numpy arrays."
         ) from None
     return data.replace(_BLANK.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
 
@@ -87,15 +88,13 @@ def load(data: bytes) -> dict[str, Any]:
 def _check_size(data: bytes) -> None:
     """Raises `ValueError` if the text is too large to parse."""
     if len(data) > MAX_BYTES:
-        raise ValueError(f"the text has {len(data)} bytes, and at most {MAX_BYTES} are read")
+        raise ValueError(f"the text can have at most {MAX_BYTES} bytes, got {len(data)}")
     width = 4 if re.search(rb"[\xf0-\xff]", data) else 2 if re.search(rb"[\xc4-\xff]", data) else 1
     if width * len(data) > _MAX_TEXT:
-        raise ValueError(
-            f"the text has {len(data)} bytes with wide characters, and at most {_MAX_TEXT // width} are read"
-        )
+        raise ValueError(f"a text with wide characters can have at most {_MAX_TEXT // width} bytes, got {len(data)}")
     num_values = max(sum(map(data.count, (b",", b":", b"[", b"{"))), data.count(b'"') // 4)
     if num_values > MAX_VALUES:
-        raise ValueError(f"the text has {num_values} values, and at most {MAX_VALUES} are read")
+        raise ValueError(f"the text can have at most {MAX_VALUES} values, got {num_values}")
 
 
 def _check_depth(data: bytes) -> None:
@@ -111,7 +110,8 @@ def _check_depth(data: bytes) -> None:
 def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueError("an object has the same key twice")
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"a JSON object has the key {key!r:.100} twice")
     return result
 
 
@@ -123,7 +123,7 @@ def _parse_int(text: str) -> int:
 def _check_digits(text: str) -> None:
     """Raises `ValueError` for a number with too many digits, which would take long to convert."""
     if len(text) > _MAX_DIGITS:
-        raise ValueError(f"the text has a number of {len(text)} digits, and at most {_MAX_DIGITS} are read")
+        raise ValueError(f"a number can have at most {_MAX_DIGITS} digits, got {len(text)}")
 
 
 def _parse_float(text: str) -> float:

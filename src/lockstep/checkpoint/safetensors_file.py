@@ -107,7 +107,7 @@ class Form:
         if not isinstance(shape, list) or len(shape) > MAX_AXES or any(type(n) is not int or n < 0 for n in shape):
             raise ValueError(f"{shape!r:.50} is not a shape")
         if dtype == "python" and shape:
-            raise ValueError("a single number has no axes")
+            raise ValueError(f"a single number must have the shape [], got {shape!r:.50}")
         return cls(kind, tuple(shape))
 
     def to_record(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def read(file: BufferedReader, forms: Mapping[str, Form]) -> tuple[State, str]:
             raise ValueError(f"the array {name!r:.100} cannot be created: {error}") from error
         view = view_bytes(data)
         if file.readinto(view.data) != view.nbytes:
-            raise ValueError("the file ends too early")
+            raise ValueError(f"the file ends within the array {name!r:.100}")
         digest.update(view.data)
         state[name] = Array(data, form.kind.dtype)
     return state, digest.hexdigest()

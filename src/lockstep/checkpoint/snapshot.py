@@ -16,6 +16,7 @@ import numpy as np
 from lockstep.backends.base import Attributed, Backend, Recipe
 from lockstep.checkpoint.format import Snapshot
 from lockstep.core import arguments, hyperparameters
+from lockstep.core.options import Options
 from lockstep.core.run_state import Run
 from lockstep.core.state import check_versions
 from lockstep.core.types import Array
@@ -48,7 +49,7 @@ def take_snapshot(recipe: Recipe, backend: Backend, run: Run, **more: Any) -> Sn
         "device": _kind(backend),
         "versions": {**backend.versions, "bits": BITS},
         "exact": recipe.options.exact,
-        "options": _options(recipe),
+        "options": _options(recipe.options),
         "optimizer": _class(recipe.optimizer),
         "numbers": backend.numbers(),
     }
@@ -160,8 +161,8 @@ def _check_exact(facts: Mapping[str, Any], recipe: Recipe, backend: Backend) -> 
             "This checkpoint was saved with exact=False, so a run with exact=True cannot be resumed from it. Use "
             "exact=False."
         )
-    for name, value in _options(recipe).items():
-        saved = facts["options"].get(name)
+    for name, value in _options(recipe.options).items():
+        saved = facts["options"].get(name, _options(Options())[name])  # an older version of Lockstep did not have it
         if saved != value:
             raise ExactError(
                 f"The checkpoint was saved with {name}={saved!r}, and this run has {name}={value!r}, so it would "
@@ -177,8 +178,8 @@ def _kind(backend: Backend) -> str:
     return backend.devices[0].partition(":")[0]
 
 
-def _options(recipe: Recipe) -> dict[str, Any]:
-    return {"precision": recipe.options.precision, "clip_norm": recipe.options.clip_norm}
+def _options(options: Options) -> dict[str, Any]:
+    return {"precision": options.precision, "clip_norm": options.clip_norm, "compile": options.compile}
 
 
 def _class(optimizer: Any) -> str:

@@ -68,7 +68,7 @@ report([])
 
 @dataclass(frozen=True)
 class Trial:
-    """What a script printed that ran in a process of its own, or how it failed."""
+    """The result of a script in a separate process: what it has given to `report`, or how it failed."""
 
     report: Any = None
     error: str = ""
@@ -171,7 +171,7 @@ def _check_replicas() -> Finding:
 
 
 def try_script(text: str, seconds: float = _SECONDS) -> Trial:
-    """Runs a script as a process of its own and returns what it has given to `report`, or why it has not."""
+    """Runs a script in a separate process; returns what the script has given to `report`, or how it failed."""
     command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_REPORTER}\n{text}"]
     try:
         done = subprocess.run(

@@ -48,7 +48,7 @@ def check_cores() -> Finding:
 
 
 def check_shared_memory(shm: Path = Path("/dev/shm")) -> Iterator[Finding]:
-    """Yields whether anonymous shared memory works, and how much there is of the kind with names."""
+    """Yields whether anonymous shared memory works, and how much named shared memory is free."""
     try:
         region = Region.create("doctor")
         region.view(PAGE)[0] = 1
@@ -69,7 +69,7 @@ def check_shared_memory(shm: Path = Path("/dev/shm")) -> Iterator[Finding]:
 
 
 def check_launchers() -> Iterator[Finding]:
-    """Yields the launchers on the path, and this process's place among processes that one of them has started."""
+    """Yields the launchers on the path, and this process's rank if one of them has started it."""
     beside = str(Path(sys.executable).parent)  # an environment that is not activated is not on the path
     paths = {name: shutil.which(name) or shutil.which(name, path=beside) for name in _LAUNCHERS}
     found = [name for name, path in paths.items() if path]
@@ -86,7 +86,7 @@ def check_launchers() -> Iterator[Finding]:
 
 
 def check_environment(accelerators: list[str]) -> Iterator[Finding]:
-    """Yields the variables that are set, of those that have an effect on training, and any that is not valid."""
+    """Yields the environment variables that are set and affect training, and any whose value is invalid."""
     for name, value in environment.list_settings(_OTHERS).items():
         state, advice = OK, ""
         if name.startswith("LOCKSTEP_") and name not in _READ:

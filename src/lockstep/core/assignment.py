@@ -1,6 +1,6 @@
 """Assigns shards to the processes of one host: the fastest split, and which process must avoid which shard.
 
-It changes the time that a step takes and nothing else.
+The assignment changes the time of a step and nothing else.
 """
 
 from collections import deque
@@ -45,14 +45,14 @@ class Suspects:
         self.shards: frozenset[int] = frozenset()
 
     def add(self, shards: Set[int]) -> None:
-        """Records the shards of a process that has died; raises WorkerError if an earlier one died with any of them."""
+        """Records the shards of a dead process; raises WorkerError if an earlier dead process had one of them too."""
         both, self.shards = self.shards & shards, self.shards | shards
         if both:
             self.clear()
             raise WorkerError(
                 f"Two processes have ended outside a step, and both had shards {', '.join(map(str, sorted(both)))} of "
-                "one batch, so their examples, or the code that computes them, end processes. They were not tried in "
-                "this one. Look at those examples and at the memory they need."
+                "one batch, so the examples of these shards, or the code that computes them, end processes. The shards "
+                "were not tried in this process. Look at their examples and at the memory that these need."
             )
 
     def clear(self) -> None:
@@ -68,10 +68,11 @@ _LONGEST_WAIT = 10_000
 
 
 class Balance:
-    """Chooses how many shards each process (by seat number) computes, from the time that it took for its shards.
+    """Chooses how many shards each process (by seat) computes, from the times that the processes took for their shards.
 
-    Replicas of one host slow each other down, so what a change promises may not come true. Each is measured, and taken
-    back if steps have not become faster; then the next is tried later, unless it promises clearly more than that one.
+    Replicas of one host slow each other down, so a change may gain less than expected. So each change is measured, and
+    reverted if the steps have not become faster. The next change is then tried later, unless its expected gain is
+    clearly larger than that of the reverted change.
 
     >>> balance = Balance()
     >>> for _ in range(11):
@@ -104,7 +105,7 @@ class Balance:
                 self._times[seat].append(total / self._counts[seat])
 
     def choose(self, seats: Sequence[int], num_shards: int) -> dict[int, int]:
-        """Returns the number of shards for each process, by seat; changes it only if that is clearly faster."""
+        """Returns the number of shards of each process, by seat; the numbers only change if that is clearly faster."""
         if list(self._counts) != list(seats) or sum(self._counts.values()) != num_shards:
             self._counts = dict(zip(seats, sizes(num_shards, len(seats)), strict=True))
             self._begin(seats)
@@ -114,7 +115,7 @@ class Balance:
         return dict(self._counts)
 
     def _look(self, times: Mapping[int, float], num_shards: int) -> None:
-        """Takes the last change back if it gained nothing; else makes the next one if it promises enough."""
+        """Reverts the last change if it gained nothing; else makes the next one if that is expected to gain enough."""
         step_seconds = median(self._steps)
         if self._before is not None:
             counts, seconds, promise = self._before
@@ -131,7 +132,7 @@ class Balance:
 
 
 def _find_fastest(times: Mapping[int, float], num_shards: int) -> dict[int, int]:
-    """Returns the number of shards by seat: one each; a further shard goes to the process that finishes it first."""
+    """Returns the number of shards by seat: one each, and each further shard for the process that finishes it first."""
     counts = dict.fromkeys(times, 1)
     for _ in range(num_shards - len(counts)):
         counts[min(counts, key=lambda seat: (counts[seat] + 1) * times[seat])] += 1

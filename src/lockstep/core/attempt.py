@@ -11,7 +11,7 @@ from lockstep.core.types import PartialSum, Phases
 
 
 class Timing(NamedTuple):
-    """The time that a process has spent in one part of an attempt, or in one shard, on its monotonic clock."""
+    """The time that a process has spent in one part of an attempt, or in one shard, on its own monotonic clock."""
 
     what: str | int  # the name of a part, or the number of a shard
     start: float
@@ -32,12 +32,12 @@ class Attempt:
 
     @property
     def is_step(self) -> bool:
-        """Whether it has made a step; a pass for gradients makes none."""
+        """Whether this attempt makes a step; a pass for `trainer.gradients` makes none."""
         return self.is_committed and self.phases is not Phases.GRADIENT
 
 
 class Observer(Protocol):
-    """Is given every attempt of a run's processes, and what they print for the user."""
+    """Protocol for an object that gets every attempt of a run's processes, and every line printed for the user."""
 
     def add_attempt(self, attempt: Attempt) -> None:
         """Takes an attempt that was committed or aborted."""
@@ -54,7 +54,7 @@ class TimedFold(Fold):
     """
 
     def set_clock(self, clock: Callable[[], float], timings: list[Timing]) -> None:
-        """Adds a timing for each shard from now on."""
+        """Adds a timing to `timings` for each shard from now on, measured with `clock`."""
         self._clock, self._timings = clock, timings
         self._opened = self._start = clock()
 
@@ -69,7 +69,7 @@ class TimedFold(Fold):
         self._timings.append(Timing(shard, self._start, self._clock()))
 
     def partial_sums(self) -> dict[Span, PartialSum]:
-        """Returns the partial sums that are left, and drops timings that tell nothing about the shards."""
+        """Returns the remaining partial sums; drops the shards' timings if all were computed before the first."""
         shards = [timing for timing in self._timings if isinstance(timing.what, int)]
         if shards and shards[0].start - self._opened > sum(timing.end - timing.start for timing in shards):
             self._timings[:] = [timing for timing in self._timings if timing not in shards]

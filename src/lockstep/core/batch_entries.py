@@ -60,7 +60,11 @@ def explain_missing_input(error: TypeError, batch: Any) -> None:
 def call_model(model: Any, inputs: Any) -> Any:
     """Returns the model's outputs. A tuple of inputs is passed as positional arguments, a dict as keyword arguments."""
     arguments, named = spread_inputs(inputs)
-    outputs = model(*arguments, **named)
+    return check_outputs(model, model(*arguments, **named))
+
+
+def check_outputs(model: Any, outputs: Any) -> Any:
+    """Returns a model's outputs; raises ModelError if there are none."""
     if outputs is None:
         raise ModelError(
             f"The model {type(model).__name__} returned None instead of its outputs. End the model's forward method "

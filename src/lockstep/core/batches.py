@@ -60,7 +60,7 @@ def is_array(value: Any) -> bool:
 
 
 def transform(batch: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Returns a copy of the pytree in which `leaf` has been applied to every value that is not a tuple or a dict."""
+    """Returns a copy of the pytree with the function `leaf` applied to every value that is not a tuple or a dict."""
     if isinstance(batch, tuple):
         values = [transform(value, leaf) for value in batch]
         return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
@@ -101,7 +101,7 @@ def restore_tuples(batch: Any) -> Any:
 
 
 def _is_flat(batch: Any) -> bool:
-    """Returns whether `batch` is a plain tuple of arrays, as most are."""
+    """Returns whether `batch` is a plain tuple of arrays, as most batches are."""
     return type(batch) is tuple and all(map(is_array, batch))
 
 
@@ -135,7 +135,7 @@ def _measure_lists(batch: Any) -> tuple[list[Any], set[int], set[int]]:
 
 
 def several(batch: Any, always: bool = False) -> Any:
-    """Converts a list of several inputs or outputs, as Keras uses it, to a tuple.
+    """Converts a list of several inputs or outputs, as Keras uses such lists, to a tuple.
 
     In such a list each array has an entry for every example, so its length is that of the arrays and lists beside the
     list. In any other list each array is one example. With `always=True` every list of arrays is converted.

@@ -18,8 +18,9 @@ class Criterion:
 
     is_own = False  # whether no other code has the array that it returns
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, call: Any = None) -> None:
         self.function = function
+        self.call = function if call is None else call  # the function, or a compiled form of it
 
     @property
     def is_sum(self) -> bool:
@@ -39,7 +40,7 @@ class Criterion:
 
     def compute(self, outputs: Any, targets: Any) -> Any:
         """Returns what the loss function returns: one number, one number per example, or a `Sum`."""
-        return self.function(outputs, targets)
+        return self.call(outputs, targets)
 
     def compute_each(self, outputs: Any, targets: Any) -> Any:
         """Returns the loss of each example or each target, without a reduction."""

@@ -11,15 +11,15 @@ from lockstep.errors import DivergedError
 
 
 def hash_arrays(state: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the digest of every array of a state: the sha256 of its type, shape and bytes."""
+    """Returns the digest of every array of a state: the sha256 of the array's type, shape and bytes."""
     return {name: _hash_array(*array) for name, array in state.items()}
 
 
 def hash_copies(copies: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Returns the digests of several copies of a state.
 
-    Each array is read from all copies before the next one, so of lazy copies (`LazyState`) two arrays are in memory at
-    a time. Only arrays that differ from the first copy's are hashed again.
+    Each array is read from all copies before the next array, so with lazy copies (`LazyState`) only two arrays are in
+    memory at a time. Only arrays that differ from the first copy's are hashed again.
     """
     copies = list(copies)
     result: list[dict[str, str]] = [{} for _ in copies]
@@ -40,7 +40,7 @@ def _hash_name(name: str, copies: Sequence[Mapping[str, Any]]) -> Iterator[tuple
 
 
 def _hash_like(array: Any, known: Any, digest: str) -> str:
-    """Returns the digest of an array, which is `digest` if it equals the known one."""
+    """Returns the digest of an array; if the array equals `known`, returns `digest` without hashing."""
     return digest if _is_equal(array, known) else _hash_array(*array)
 
 
@@ -72,7 +72,7 @@ def _view_bytes(data: Any) -> Any:
 
 
 def hash_state(digests: Mapping[str, str], step: int) -> str:
-    """Returns the digest of a whole state from those of its arrays.
+    """Returns the digest of a whole state from the digests of its arrays.
 
     >>> hash_state({"a": "1", "b": "2"}, step=3) == hash_state({"b": "2", "a": "1"}, step=3)
     True

@@ -51,7 +51,7 @@ class Fold:
         return self._get_buffer(replica, self._get_write(replica, shard).slot, shard)
 
     def push(self, shard: int, leaf: PartialSum) -> None:
-        """Takes a shard's leaf, in ascending order on each replica, and makes the merges that follow it."""
+        """Takes a shard's leaf, in ascending order on each replica, and makes the merges that this leaf completes."""
         replica = self._replica_of[shard]
         slot = self._get_write(replica, shard).slot
         if self.check is not None:

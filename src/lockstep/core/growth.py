@@ -1,7 +1,7 @@
 """How many CPU replicas a run uses if the script does not say: when they are worth starting, and how many there can be.
 
-A run starts with one replica, so that its first step waits for nothing. What the number of replicas changes is the time
-that a step takes, and no result.
+A run starts with one replica, so that its first step waits for nothing. The number of replicas changes the time of a
+step, but no result.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ _MEMORY = 0.8  # the part of the free memory that replicas may take
 def count_replicas(num_shards: int, num_threads: int, num_cores: float, free_memory: int, process_memory: int) -> int:
     """Returns how many replicas of `num_threads` threads the host has room for; a replica computes at least one shard.
 
-    `process_memory` is what this process takes, and so each further one.
+    `process_memory` is the memory of this process; each further process is assumed to need as much.
 
     >>> count_replicas(8, 1, num_cores=4, free_memory=16 << 30, process_memory=1 << 30)
     4
@@ -31,7 +31,7 @@ def count_replicas(num_shards: int, num_threads: int, num_cores: float, free_mem
 
 
 class GrowthRule:
-    """Decides when a run that is alone gets more replicas, and whether they are kept.
+    """Decides when a run with one replica gets more replicas, and whether it keeps them.
 
     >>> rule = GrowthRule()
     >>> any([rule.add_step(0.01) for _ in range(200)])
@@ -47,14 +47,14 @@ class GrowthRule:
         self._grown: list[float] = []
 
     def add_step(self, seconds: float) -> bool:
-        """Notes how long a step took; returns True when more replicas would pay."""
+        """Records the seconds of a step with one replica; returns whether it is time to try more replicas."""
         self._num_steps += 1
         self._seconds += seconds
         self._alone.append(seconds)
         return self._seconds >= SECONDS_ALONE and self._seconds / self._num_steps >= MIN_STEP
 
     def add_grown_step(self, seconds: float) -> bool | None:
-        """Notes how long a step of all replicas took; returns whether they are kept, None until that is known."""
+        """Records the seconds of a step of all replicas; returns whether to keep them, or None until that is known."""
         self._grown.append(seconds)
         compared = self._grown[_NUM_COMPARED // 2 :]  # the first steps of a new replica take longer
         if len(compared) < _NUM_COMPARED or sum(compared) < _SECONDS_COMPARED:
@@ -62,6 +62,6 @@ class GrowthRule:
         return median(compared) < _KEPT * median(self._alone)
 
     def describe(self) -> str:
-        """Returns what a step took alone and with all replicas, in words."""
+        """Returns a text with the time of a step with one replica and with all replicas."""
         alone, grown = 1000 * median(self._alone), 1000 * median(self._grown)
         return f"a step took {alone:.1f} ms alone and {grown:.1f} ms with more"

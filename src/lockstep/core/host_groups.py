@@ -14,8 +14,8 @@ from functools import cached_property
 class HostGroups:
     """Groups of ranks that share memory; every rank is in one of them.
 
-    In a group, the work for the slices of another group is shared: the process at index `i` does it for the ranks at
-    `i`, `i + n`, `i + 2n` … of the other group, if its own has `n` processes.
+    The processes of a group share the work for the slices of another group. In a group of `n` processes, the process at
+    index `i` does the work for the ranks at the indices `i`, `i + n`, `i + 2n` … of the other group.
 
     >>> groups = HostGroups(((0, 1), (2,)))
     >>> groups.find_senders(2), groups.find_receivers(0), groups.find_receivers(1)
@@ -26,7 +26,7 @@ class HostGroups:
 
     @classmethod
     def from_hosts(cls, hosts: Sequence[object]) -> "HostGroups":
-        """Groups the ranks by what describes their hosts, in the order in which the hosts appear.
+        """Groups the ranks whose entries in `hosts` are equal, in the order in which the hosts appear.
 
         >>> HostGroups.from_hosts(["a", "b", "a"]).groups
         ((0, 2), (1,))
@@ -58,11 +58,11 @@ class HostGroups:
         return {rank: index for index, group in enumerate(self.groups) for rank in group}
 
     def get_mates(self, rank: int) -> tuple[int, ...]:
-        """Returns the ranks that share memory with `rank`, itself among them."""
+        """Returns the ranks that share memory with `rank`, including `rank`."""
         return self.groups[self.group_of[rank]]
 
     def find_senders(self, rank: int) -> list[int]:
-        """Returns the process of each other group that sends its group's partial sums of the slice of `rank`.
+        """Returns, for each other group, the process that sends that group's partial sums of the slice of `rank`.
 
         The same processes receive the sum of the slice.
         """
@@ -70,7 +70,7 @@ class HostGroups:
         return [group[own.index(rank) % len(group)] for group in self.groups if group is not own]
 
     def find_receivers(self, rank: int) -> list[int]:
-        """Returns the ranks of other groups to which `rank` sends its group's partial sums of their slices."""
+        """Returns the ranks of other groups for whose slices `rank` sends the partial sums of its own group."""
         own = self.get_mates(rank)
         return [
             other

@@ -49,7 +49,7 @@ lr=1.0 in the optimizer. Use another checkpoint, or the optimizer with which the
 
 
 def assign_rates(groups: Sequence[Mapping[str, Any]], rates: Any) -> list[dict[str, float]]:
-    """Returns the new learning rate of each group that has one; raises unless `rates` has a finite one for each.
+    """Returns the new learning rate of each group that has a rate; raises unless `rates` has a finite number for each.
 
     >>> assign_rates([{"lr": 0.1}, {"momentum": 0.9}], (0.5,))
     [{'lr': 0.5}, {}]

@@ -188,7 +188,7 @@ def _admitted(state: Membership, event: Admitted) -> Result:
 
 
 def _abort(state: Membership) -> Result:
-    """Ends the attempt; the controller itself needs no acknowledgement, because it has stopped to write this."""
+    """Ends the attempt; the controller need not acknowledge, because it stops its own work to write the abort."""
     if state.phase is Phase.ABORTING:
         return state, ()
     state = state._replace(phase=Phase.ABORTING, pending=state.members - {CONTROLLER})
@@ -206,7 +206,7 @@ def _end_abort(state: Membership) -> Result:
 
 
 def _forget_faults(state: Membership) -> Membership:
-    """Forgets which shards processes have failed or died of: that is only known for one step."""
+    """Forgets in which shards processes have failed or died, because this only concerns one step."""
     return state._replace(blamed=frozenset(), suspects=frozenset()) if state.blamed or state.suspects else state
 
 

@@ -121,7 +121,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Raise the step's error: that of a member, or a WorkerError if two processes have died of one `shard`."""
+    """Raise the step's error: that of a member, or a WorkerError if two processes have died while computing `shard`."""
 
     shard: int | None = None
 

@@ -82,7 +82,7 @@ class Monitor:
         return float(logs[self.name])
 
     def is_better(self, value: float, than: float | None) -> bool:
-        """Returns whether `value` is an improvement on `than`; on None any number is one, and NaN never is.
+        """Returns whether `value` is an improvement on `than`: every number is if `than` is None, and NaN never is.
 
         >>> monitor = Monitor("loss")
         >>> monitor.is_better(0.4, than=0.5), monitor.is_better(0.5, than=0.5), monitor.is_better(math.nan, than=None)

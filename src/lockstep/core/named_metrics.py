@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LossTraits:
-    """What metrics need to know of a loss: ignored label, class axis, and how it reads binary targets."""
+    """The properties of a loss that metrics need: ignored label, class axis, and how the loss reads binary targets."""
 
     ignored: int | None = None  # the label that does not count
     axis: int = -1  # of the classes
@@ -27,7 +27,8 @@ class LossTraits:
 class NamedMetrics:
     """Computes the named metrics for one loss, on one framework's arrays.
 
-    With `leaves_counts` what is to be counted is left as an array of bools to whoever reads the sums.
+    With `leaves_counts=True` the functions return an array of bools in place of its count, which is computed later,
+    when the sums are read.
     """
 
     def __init__(self, ops: "ArrayOps", traits: LossTraits, leaves_counts: bool = False) -> None:

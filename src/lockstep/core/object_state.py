@@ -145,7 +145,7 @@ class _Loading:
         return self._loaded[number]
 
     def _fill(self, kind: str, number: int, pairs: list[Any], fresh: Any) -> Any:
-        """Loads values into an existing object or dict of the copy, because its class may not be creatable here."""
+        """Loads values into an existing object or dict of the copy, because creating one of its class may fail."""
         filled = fresh if kind == "object" or isinstance(fresh, dict) else {}
         target: dict[Any, Any] = vars(filled) if kind == "object" else filled
         self._loaded[number] = filled

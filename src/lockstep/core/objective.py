@@ -67,9 +67,12 @@ class Objective:
         """Returns what the function returns for one shard."""
         return self.function(model, batch)
 
-    def compute(self, model: Any, batch: Any) -> ObjectiveResult:
-        """Returns the loss, metrics and state of one shard; a pair (total, count) is returned as a `Sum`."""
-        loss = self.function(model, batch)
+    def compute(self, model: Any, batch: Any, function: Callable[[Any, Any], Any] | None = None) -> ObjectiveResult:
+        """Returns the loss, metrics and state of one shard; a pair (total, count) is returned as a `Sum`.
+
+        `function` is a compiled form of the objective's own.
+        """
+        loss = (function or self.function)(model, batch)
         values: Mapping[str, Any] = {}
         carried = None
         if (
@@ -84,8 +87,8 @@ class Objective:
             if carried is None or (isinstance(loss, tuple) and not isinstance(loss, Sum)):
                 raise ModelError(
                     f"lockstep.Carried takes a loss and its state. Got {describe(Carried(loss, carried))}. Return "
-                    "lockstep.Carried(loss, state), with a lockstep.Sum(total, count) as the loss if it has a "
-                    "denominator of its own, or (lockstep.Carried(loss, state), {name: value})."
+                    "lockstep.Carried(loss, state), or (lockstep.Carried(loss, state), {name: value}) to report "
+                    "metrics as well. If the loss has a denominator of its own, give it as lockstep.Sum(total, count)."
                 )
         loss = read_sum(loss)
         object.__setattr__(self, "gives_sum", isinstance(loss, Sum))
@@ -96,8 +99,8 @@ def read_sum(loss: Any) -> Any:
     """Returns a pair (total, count) as a `Sum`, and any other loss unchanged; raises if the total is not one number."""
     if isinstance(loss, Carried):
         raise ModelError(
-            "lockstep.Carried is what an objective returns, which gets the batch with the state in it. A loss of "
-            "(outputs, targets) has no state to start from. Write @lockstep.objective above a function of (model, "
+            "Only an objective can return lockstep.Carried, because it gets the batch with the state in it. A loss of "
+            "(outputs, targets) gets no state to start from. Write @lockstep.objective above a function of (model, "
             "batch)."
         )
     if not isinstance(loss, Sum) and not (isinstance(loss, tuple) and len(loss) == 2 and loss[1] is not None):

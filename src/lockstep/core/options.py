@@ -1,4 +1,4 @@
-"""The options of `wrap` that change how a step is computed: precision, gradient clipping, exactness."""
+"""The options of `wrap` that change how a step is computed: precision, gradient clipping, exactness, compilation."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,16 @@ PRECISIONS = (None, "bf16", "fp16")
 class Options:
     """The precision of a step, the norm at which its gradient is clipped, and whether its bits must be exact.
 
+    `compile` says whether the framework compiles a shard's pass that it would otherwise run operation by operation.
+
     >>> Options(precision="bf16", clip_norm=1.0)
-    Options(precision='bf16', clip_norm=1.0, exact=True)
+    Options(precision='bf16', clip_norm=1.0, exact=True, compile=False)
     """
 
     precision: str | None = None
     clip_norm: float | None = None
     exact: bool = True
+    compile: bool = False
 
     def __post_init__(self) -> None:
         """Raises PlanError for an unsupported precision or clip_norm."""
@@ -28,4 +31,5 @@ class Options:
             raise PlanError(
                 f"clip_norm={show(self.clip_norm)} must be a number above 0. Leave clip_norm out to disable clipping."
             )
-        object.__setattr__(self, "exact", check_flag("exact", self.exact, PlanError))
+        for name in ("exact", "compile"):
+            object.__setattr__(self, name, check_flag(name, getattr(self, name), PlanError))

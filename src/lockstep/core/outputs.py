@@ -1,4 +1,4 @@
-"""Stores what the controller needs of every shard and what is no sum: outputs for metric objects, and carried state.
+"""Stores what the controller needs from every shard besides sums: outputs for metric objects, and carried state.
 
 A metric such as AUROC needs the outputs of the whole batch. An objective may return state for the next batch, one row
 for each example (`lockstep.Carried`). Every process stores both for its shards until the controller asks for them and
@@ -24,7 +24,7 @@ LIMIT = 2**28  # the most bytes of outputs, targets and carried state of a batch
 
 
 class Outputs(NamedTuple):
-    """What one shard, or a batch, has for metric objects and for the next batch; None for what is not needed.
+    """The outputs, targets and carried state of one shard or of a batch; None for each that is not needed.
 
     A named tuple, so that a compiled function can return it.
     """
@@ -35,7 +35,7 @@ class Outputs(NamedTuple):
 
 
 def select_outputs(term: "Term", wanted: bool) -> Outputs:
-    """Returns what is stored of a shard's term: its carried state, and if `wanted` its outputs and targets."""
+    """Returns what to store from a shard's term: the carried state, and if `wanted` the outputs and targets."""
     return Outputs(term.outputs, term.targets, term.carried) if wanted else Outputs(carried=term.carried)
 
 
@@ -72,10 +72,10 @@ class ShardOutputs:
         self._kept: dict[int, Outputs] = {}
 
     def keep(self, work: Work, shard: int, found: Outputs, examples: int) -> None:
-        """Stores the outputs of one shard, and drops what is stored of earlier batches.
+        """Stores the outputs of one shard, and drops the stored outputs of earlier batches.
 
-        Raises if the outputs of the batch would be too large, or state cannot be carried. This is called before the
-        step is committed, so the model is then unchanged.
+        Raises if the outputs of the batch would be too large, or if state cannot be carried. The model is then
+        unchanged, because this is called before the step is committed.
         """
         if work is not self._work():  # a step that failed may have stored some of its shards
             self._work, self._kept = weakref.ref(work), {}
@@ -86,8 +86,7 @@ class ShardOutputs:
                 "neither. Use a loss of (outputs, targets), or leave the metric object out and return the metric from "
                 "the objective: return loss, {'name': value}."
             )
-        if carried is not None:
-            self._check_carried(carried, shard)
+        self._check_carried(carried, shard)
         size = sum(map(_num_bytes, leaves(found))) * work.num_examples // examples
         if size > LIMIT:
             raise BatchError(
@@ -103,15 +102,18 @@ class ShardOutputs:
         self._kept[shard] = found
 
     def _check_carried(self, carried: Any, shard: int) -> None:
-        """Raises ModelError if no state can be carried now, or another shard of the batch has none."""
-        if self.refusal:
+        """Raises ModelError if no state can be carried now, or only some shards of the batch have one."""
+        if carried is not None and self.refusal:
             raise ModelError(f"The objective returned lockstep.Carried, but {self.refusal}")
-        without = [other for other, found in self._kept.items() if other != shard and found.carried is None]
-        if without:
+        others = {other: found.carried is None for other, found in self._kept.items() if other != shard}
+        without = [other for other, is_missing in others.items() if is_missing]
+        if carried is None and len(without) < len(others):
+            raise explain_uncarried([shard])
+        if carried is not None and without:
             raise explain_uncarried(without)
 
     def get_carried(self, shard: int) -> Any:
-        """Returns the carried state of one shard as it was stored; None if it has none."""
+        """Returns the stored carried state of one shard; None if the shard has none."""
         return self._kept[shard].carried if shard in self._kept else None
 
     def read(self) -> dict[int, Outputs]:
@@ -122,7 +124,7 @@ class ShardOutputs:
         }
 
     def clear(self) -> None:
-        """Drops what is stored."""
+        """Drops all stored outputs."""
         self._work, self._kept = lambda: None, {}
 
     def _leaf(self, value: Any) -> Any:
@@ -173,7 +175,7 @@ def explain_uncarried(shards: Sequence[int]) -> ModelError:
     """Returns the error for shards whose objective has returned no state, while others have."""
     return ModelError(
         f"The objective returned no state for shard {', '.join(map(str, shards))}, but lockstep.Carried for another "
-        "shard or in an earlier step. Return lockstep.Carried(loss, state) every time."
+        "shard or in an earlier step. Return lockstep.Carried(loss, state) in every step, from the first one on."
     )
 
 

@@ -25,7 +25,7 @@ def is_installed(module: str) -> bool:
 
 
 def describe_package(module: str) -> str:
-    """Returns the name and version of a module's package; for a module of no package, the hash of its file.
+    """Returns the name and version of a module's package, or a hash of the file if the module is in no package.
 
     >>> describe_package("numpy.random").startswith("numpy ")
     True

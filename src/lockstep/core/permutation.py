@@ -55,7 +55,7 @@ class Permutation:
         return np.concatenate([np.empty(0, np.int64), *parts])  # a copy, because frameworks warn about read-only memory
 
     def _get_chunk(self, number: int) -> NDArray[np.int64]:
-        """Returns a chunk of the permutation, and caches it; without a lock, because threads would compute the same."""
+        """Returns a chunk of the permutation, and caches it; without a lock, because all threads compute the same."""
         stored, chunk = self._chunk
         if stored != number:
             first = number * _CHUNK

@@ -1,4 +1,4 @@
-"""The plan: how a batch is split into shards, and which replica computes which.
+"""The plan: how a batch is split into shards, and which replica computes which shard.
 
 The split depends on the number of examples and of shards only; which replica computes a shard changes only the time
 it takes.
@@ -36,7 +36,7 @@ def default_shards(batch_size: int, num_devices: int, accelerated: bool = False)
 
 
 def explain_default(batch_size: int, num_devices: int, accelerated: bool = False) -> str:
-    """Describes what the default number of shards means for other numbers of devices; empty if it suits any up to 8.
+    """Describes what the default number of shards means for other numbers of devices; empty if any up to 8 fits.
 
     >>> explain_default(256, 2, accelerated=True)
     'same bits on 1 or 2 devices; shards=8 for 1 to 8'
@@ -99,9 +99,9 @@ def bounds(num_examples: int, num_shards: int) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which replica computes which shard: `owners[shard]` is one of `replicas`, the numbers of those that compute.
+    """Which replica computes which shard: `owners[shard]` is the number of a replica, one of `replicas`.
 
-    Numbers may be missing, because a replica that was lost leaves its number free.
+    The replicas' numbers may have gaps, because the number of a lost replica stays free.
 
     >>> Plan.even(8, range(3)).owners
     (0, 0, 0, 1, 1, 1, 2, 2)
@@ -134,7 +134,7 @@ class Plan:
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int]) -> "Plan":
-        """Assigns each replica that many adjacent shards, in the order of the mapping.
+        """Assigns each replica its number of adjacent shards in `counts`, in the order of that mapping.
 
         >>> Plan.from_counts({1: 3, 0: 1})
         Plan(owners=(1, 1, 1, 0), replicas=(1, 0))

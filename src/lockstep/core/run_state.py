@@ -6,8 +6,8 @@ from numbers import Integral
 from typing import Any
 
 from lockstep.core import plan
+from lockstep.core.loss_reduction import Reduction
 from lockstep.core.objective import Objective
-from lockstep.core.reduction import Reduction
 from lockstep.errors import CheckpointError, PlanError, StateError
 
 _NUMBERS = ("step", "epoch", "seed", "shards", "threads")
@@ -75,8 +75,8 @@ class Run:
     def check(self, saved: "Run", exact: bool, num_devices: int) -> None:
         """Raises StateError if this run cannot continue a saved run.
 
-        That is the case if the saved run has fewer shards than this run has devices, or another value of a number that
-        was given to `wrap`.
+        This is the case if the saved run has fewer shards than this run has devices, or if its shards, threads or seed
+        differ from a value that was given to `wrap`.
         """
         if saved.shards is not None and saved.shards < num_devices:
             raise StateError(

@@ -25,7 +25,7 @@ def shard(seed: int, step: int, index: int) -> int:
 
 
 def gradient_pass(seed: int, index: int) -> int:
-    """Returns the run's seed in pass `index` over the same step, which draws other numbers than the first.
+    """Returns the seed to use for the run's seed in pass `index` over one step, so that passes draw different numbers.
 
     >>> gradient_pass(7, 0), gradient_pass(7, 1) == gradient_pass(7, 2)
     (7, False)

@@ -35,7 +35,7 @@ class Summand(NamedTuple):
 
 
 class OwnSummand(Summand):
-    """One whose array no other code has, so that it need not be copied.
+    """A summand whose array no other code refers to, so that the array need not be copied.
 
     An array of bools stands for the number of its true elements, which is counted when the sums are read.
     """
@@ -53,8 +53,8 @@ class OwnPair(NamedTuple):
 class ShardSums:
     """The vectors of sums of this process's shards in one step, which the framework may still be computing.
 
-    `read` waits for them, and raises if a loss is not finite. `check` gets the sum over all shards, those of other
-    processes too, and raises if it shows that their metrics differ.
+    `read` waits for them, and raises if a loss is not finite. `check` gets the sum over the
+    shards of all processes, and raises if it shows that the shards' metrics differ.
     """
 
     def __init__(self, read: Callable[[], Mapping[int, Sums]], check: Callable[[Sums], None] | None = None) -> None:
@@ -69,7 +69,7 @@ class ShardSums:
         return self._vectors
 
     def check(self, sums: Sums) -> None:
-        """Raises if the shards of the processes do not go together."""
+        """Raises if the sum over all shards shows that the metrics differ between processes."""
         if self._check is not None:
             self._check(sums)
 
@@ -96,7 +96,7 @@ def add_rows(rows: NDArray[np.float64]) -> Sums:
 
 
 def find_room(metrics: Sequence[Metric], loss: Any) -> int:
-    """Returns the largest number of sums that the metrics of a step may have, with those of an objective."""
+    """Returns the largest number of sums that the metrics of a step may have, including those of an objective."""
     known = sum(2 if metric.result is ratio else CUSTOM_SUMS for metric in metrics)
     return known + CUSTOM_SUMS * isinstance(loss, Objective)
 
@@ -154,8 +154,8 @@ def _pair(ops: "ArrayOps", name: str, value: Any, examples: int) -> list[Summand
         return [Summand(value, examples), Summand(examples)]
     if value.shape[0] != examples:
         raise ModelError(
-            f"A metric gives one value per example, or (sum, weight). Got shape {tuple(value.shape)} from {name!r} "
-            f"for a shard of {examples}. Return one of these."
+            "A metric must return one value per example, or (sum, weight). "
+            f"Got shape {tuple(value.shape)} from {name!r} for a shard of {examples}. Return one of these."
         )
     return [Summand(ops.total(ops.average_rows(ops.double(value), examples))), Summand(examples)]
 
@@ -183,7 +183,7 @@ class ShardNames:
         self._names = None
 
     def add(self, columns: Sequence[Column]) -> None:
-        """Notes one shard's columns; raises if another shard of the command has others."""
+        """Records one shard's columns; raises if another shard of the command has different columns."""
         if self._names is not None and columns == self.columns:
             return
         names = [column.name for column in columns]
@@ -193,15 +193,15 @@ class ShardNames:
 
     @property
     def begun(self) -> bool:
-        """Whether a shard of this command has noted its metrics."""
+        """Whether the metrics of a shard of this command were recorded."""
         return self._names is not None
 
     def checks(self, *more: str) -> list[float]:
-        """Returns the end of a shard's vector: a checksum of the names and of what else must be the same, and 1."""
+        """Returns the last two numbers of a shard's vector: a checksum of the metrics' names and of `more`, and 1."""
         return [_compute_checksum((*(self._names or ()), *more)), 1.0]
 
     def check(self, sums: Sums) -> None:
-        """Raises if a shard of another process has other metrics."""
+        """Raises if the metrics of a shard of another process differ."""
         if self._names is not None and sums[-2] != self.checks()[0] * sums[-1]:
             raise _explain(self._names, "others")
 
@@ -213,8 +213,8 @@ def _compute_checksum(names: tuple[str, ...]) -> float:
 
 def _explain(names: Sequence[str], others: str) -> ModelError:
     return ModelError(
-        f"An objective gives the same metrics for every shard. Got {list(names)} in one and {others} in another. "
-        "Return every name every time."
+        f"An objective must return the same metrics for every shard. Got {list(names)} in one shard and {others} in "
+        "another. Return every name every time."
     )
 
 
@@ -222,8 +222,8 @@ def check_room(num_sums: int, room: int) -> None:
     """Raises if the metrics of a step have more sums than the layout has room for."""
     if num_sums > room:
         raise ModelError(
-            f"The metrics of a step give at most {room} sums. Got {num_sums}. "
-            "Give fewer, or more than one lockstep.Metric."
+            f"The metrics of a step can have at most {room} sums. Got {num_sums}. Return fewer sums, or divide them "
+            "among several lockstep.Metric."
         )
 
 

@@ -1,6 +1,6 @@
 """The times of all steps of a run in a bounded number of bins, whatever its length.
 
-A bin covers the same number of steps as every other. When there are too many, neighbours are merged.
+All bins cover the same number of steps. When there are too many bins, neighbouring bins are merged.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Bin:
             _add(self.parts.setdefault(replica, {}), parts)
 
     def get_mean(self, replica: int, part: str) -> float | None:
-        """Returns the seconds of a part in a step of this replica; None if it made no step in this bin."""
+        """Returns the mean seconds of a part of this replica's steps; None if the replica made no step in this bin."""
         parts = self.parts.get(replica)
         return parts.get(part, 0.0) / parts[STEPS] if parts else None
 
@@ -59,7 +59,7 @@ class StepBins:
 
     @property
     def num_steps(self) -> int:
-        """The number of steps that the bins cover, if the last one were full."""
+        """The number of steps that the bins would cover if the last bin were full."""
         return self.width * len(self.bins)
 
     def add_step(self, step: int, timings: Mapping[int, list[Timing]], ended: float) -> None:
@@ -88,7 +88,7 @@ class StepBins:
         self._find(step).num_saves += 1
 
     def get_start(self, index: int) -> float:
-        """Returns the seconds from the beginning of the run to the beginning of a bin's first step, about."""
+        """Returns approximately the seconds from the beginning of the run to the beginning of a bin's first step."""
         return self.bins[index - 1].ended if index else 0.0
 
     def _find(self, step: int) -> Bin:

@@ -51,7 +51,7 @@ class Stopwatch:
         return taken
 
     def collect_timings(self, collects: bool) -> None:
-        """Begins an attempt, whose timings are collected or not."""
+        """Begins an attempt; its timings are collected if `collects`."""
         self.timings = [] if collects else None
 
     def take_timings(self) -> list[Timing]:

@@ -18,7 +18,7 @@ PartialSum = Mapping[str, Any]
 
 
 class Phases(Enum):
-    """The phases of a step to make: all of them, or for `trainer.gradients` and `trainer.apply` a part."""
+    """The phases of a step that are to be made: all of them, or a part for `trainer.gradients` and `trainer.apply`."""
 
     ALL = 0
     GRADIENT = 1  # those before the update
@@ -26,7 +26,7 @@ class Phases(Enum):
 
 
 class GivenGradient(NamedTuple):
-    """The sum over all shards of a batch, in numpy, for an update: its vectors by type, and the batch's sums."""
+    """The gradient for an update, summed over all shards: numpy vectors by type, and the batch's sums."""
 
     vectors: Mapping[str, NDArray[Any]]
     sums: NDArray[np.float64]
@@ -55,7 +55,7 @@ class Work:
 
     @property
     def num_filled(self) -> int:
-        """The number of shards of the whole batch that are not empty; they are the first ones."""
+        """The number of shards of the whole batch that are not empty; the empty shards are the last."""
         return 1 if self.phases is Phases.UPDATE else min(self.num_examples, self.num_shards)
 
     def count(self, shard: int) -> int:
@@ -82,7 +82,7 @@ State = dict[str, Array]  # the arrays of the model, the optimizer and the rest 
 class LazyState(Mapping[str, Array]):
     """A state whose arrays are copied each time they are read, so that they are not all in memory twice.
 
-    `sources` are arrays as the framework has them, which `to_array` copies; an `Array` among them is given as it is.
+    `sources` are arrays as the framework has them, which `to_array` copies; an `Array` is returned unchanged.
     `dict(lazy)` is the whole copy.
 
     >>> weights = np.zeros(2)

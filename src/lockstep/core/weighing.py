@@ -1,4 +1,4 @@
-"""What a shard's loss weighs, so that the shards add up to the batch's own loss.
+"""Weighs the losses of the shards so that they add up to the loss of the whole batch.
 
 A mean over the shard's examples is multiplied by (its examples / the batch's) before the
 backward pass; the shards then simply add. A loss that divides by something else (targets
@@ -10,7 +10,7 @@ This is written over `ArrayOps` and also runs inside jax.jit and tf.function, so
 decision about values is itself an array, never an `if`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +36,7 @@ class Share(NamedTuple):
 
 @dataclass
 class Term:
-    """The loss of one shard: where its backward pass starts, and what the sums get."""
+    """The weighed loss of one shard: where the backward pass starts (`root`), and what is added to the sums."""
 
     root: Any
     loss: Any
@@ -57,7 +57,7 @@ class Term:
 
 
 class Counted(NamedTuple):
-    """By what a loss's own mean has divided."""
+    """The divisor of a mean that the loss itself has computed."""
 
     weight: Any
     contributes: Any  # whether anything counts: weights of both signs may cancel
@@ -67,28 +67,39 @@ class Counted(NamedTuple):
 class Weighing:
     """Builds the terms of losses, in one framework.
 
-    `as_floats` is how the framework's users make floats of `weights`. A term's function takes
-    (model, shard's batch, share).
+    `as_floats` is the code that error messages suggest for converting `weights` to floats.
     """
 
-    call = staticmethod(call_model)  # (model, inputs) -> outputs
+    call: Callable[[Any, Any], Any] = staticmethod(call_model)  # (model, inputs) -> outputs
 
-    def __init__(self, ops: "ArrayOps", as_floats: str) -> None:
+    def __init__(self, ops: "ArrayOps", as_floats: str, call: Callable[[Any, Any], Any] | None = None) -> None:
         self.ops = ops
         self.as_floats = as_floats
+        if call is not None:
+            self.call = call
 
     # -- what the script gave as loss
 
-    def weigh_objective(self, objective: Objective, model: Any, batch: Any, share: Share) -> Term:
-        """Returns the term of an objective: a mean, a sum, or one of them with metrics."""
-        loss, values, carried = objective.compute(model, batch)
+    def weigh_objective(
+        self,
+        objective: Objective,
+        model: Any,
+        batch: Any,
+        share: Share,
+        function: Callable[[Any, Any], Any] | None = None,
+    ) -> Term:
+        """Returns the term of an objective: a mean, a sum, or one of them with metrics.
+
+        `function` is a compiled form of the objective's own.
+        """
+        loss, values, carried = objective.compute(model, batch, function)
         if carried is not None:
             self._check_carried(carried, share)
         if isinstance(loss, Sum):
             return self.sum(loss, share, values=values, carried=carried)
         if not self.is_mean(loss, share):
             raise ModelError(
-                "An objective returns the shard's mean loss as an array, one loss per example, "
+                "An objective must return the shard's mean loss as an array, one loss per example, "
                 "lockstep.Sum(total, count), or (one of these, {name: value}). "
                 f"Got {describe(loss)} for a shard of {share.examples}."
             )
@@ -101,30 +112,33 @@ class Weighing:
             self.ops.is_array(each) and tuple(each.shape)[:1] == (share.examples,) for each in found
         ):
             raise ModelError(
-                "The state of a lockstep.Carried is an array, or a tuple or dict of arrays, with one row per example "
-                f"on axis 0. Got {describe(carried)} for a shard of {share.examples}. Swap the axes of a state with "
-                "its examples elsewhere, for example (layers, examples, width) to (examples, layers, width), and swap "
-                "them back where the objective reads it."
+                "The state of a lockstep.Carried must be an array, or a tuple or dict of arrays, with one row per "
+                f"example on axis 0. Got {describe(carried)} for a shard of {share.examples}. Swap the axes of a state "
+                "with its examples elsewhere, for example (layers, examples, width) to (examples, layers, width), and "
+                "swap them back where the objective reads it."
             )
 
     def weigh_model(self, model: Any, batch: Any, share: Share) -> Term:
-        """Returns the term of the loss that the model's output has."""
+        """Calls the model with one shard, and returns the term of the loss that is in the model's output."""
         loss, rest = self.find_model_loss(self.call(model, batch), batch, share)
         return self.mean(loss, share, **rest)
 
     def find_model_loss(self, outputs: Any, batch: Any, share: Share) -> tuple[Any, dict[str, Any]]:
-        """Returns the loss of a model's output, and what metrics compare: its logits, or all of it, and the labels."""
+        """Returns the loss in a model's output, and the logits and labels that the metrics compare.
+
+        If the output has no logits, the metrics get the whole output instead.
+        """
         named = isinstance(outputs, Mapping)
         loss: Any = outputs.get("loss") if named else getattr(outputs, "loss", None)
         if not self.ops.is_array(loss):
             raise ModelError(
-                "Without a loss the model's output carries one as `.loss`. "
+                "Without a loss in wrap, the model's output must have the loss as `.loss`. "
                 f"Got {describe(outputs)}. Give wrap a loss, or return an output with `.loss`."
             )
         if not self.is_mean(loss, share):
             raise ModelError(
-                f"The loss of a model's output is one number, or one per example. Got shape {tuple(loss.shape)} for a "
-                f"shard of {share.examples}. Return its mean."
+                "The loss in a model's output must be one number, or one per example. "
+                f"Got shape {tuple(loss.shape)} for a shard of {share.examples}. Return its mean."
             )
         logits = outputs.get("logits", outputs) if named else getattr(outputs, "logits", outputs)
         return loss, {"outputs": logits, "targets": batch.get("labels") if isinstance(batch, Mapping) else None}
@@ -151,7 +165,7 @@ class Weighing:
         return term
 
     def _check_labels(self, criterion: Criterion, outputs: Any, targets: Any) -> Labels | None:
-        """Returns which labels are valid, if the targets are labels; raises if one is not and its value is known."""
+        """Returns which labels are valid, if the targets are labels; raises if a label is known and not valid."""
         labels = criterion.find_labels(outputs, targets)
         if labels is not None and (found := self.ops.to_host(targets)) is not None:
             check_labels(found, *labels)
@@ -172,7 +186,7 @@ class Weighing:
             return self.sum(value, share)
         if not self.is_mean(value, share):
             raise ModelError(
-                "A loss gives one number, one per example, or lockstep.Sum(total, count). "
+                "A loss must return one number, one per example, or lockstep.Sum(total, count). "
                 f"Got {describe(value)} for a shard of {share.examples}."
             )
         if criterion.is_sum or share.summed:
@@ -209,7 +223,8 @@ class Weighing:
     def mean(self, value: Any, share: Share, **rest: Any) -> Term:
         """Returns the term of a mean over the shard's examples.
 
-        A loss in a shorter type than gradients are added in would round its share, so then the gradient is multiplied.
+        If the loss has a shorter type than the sum of the gradients, multiplying the loss would round it; then the
+        gradient is multiplied instead.
         """
         value = self.ops.average(value) if self.ops.shape(value) else value
         if share.alone or self.ops.is_short(value):
@@ -224,11 +239,11 @@ class Weighing:
         return self.pair(loss.total, loss.count, share, **rest)
 
     def pair(self, value: Any, weight: Any, share: Share, contributes: Any = None, **rest: Any) -> Term:
-        """Returns the term of a sum with its divisor; `contributes`: whether anything of the shard counts.
+        """Returns the term of a sum with its divisor; `contributes` says whether anything in the shard counts.
 
-        A shard is left out only if its sum is 0 by construction: weights of both signs may cancel, and label smoothing
-        gives a loss to targets whose class weighs 0. A batch whose weights sum to 0 is refused. If only the sum is
-        known, one whose weight is 0 counts too, unless it is 0 or 0 / 0, as in a shard without anything to count.
+        A shard is left out only if nothing in it counts. A divisor of 0 does not show this: weights of both signs may
+        cancel, and label smoothing gives a loss to targets whose class has weight 0. If `contributes` is None, a shard
+        with divisor 0 is left out only if its sum is 0 or not finite. A batch whose weights sum to 0 is refused later.
         """
         ops = self.ops
         number = ops.as_weight(weight)
@@ -243,7 +258,7 @@ class Weighing:
         return Term(value, ops.where(contributes, value, 0), number, 1.0, contributes=contributes, **rest)
 
     def own_mean(self, value: Any, counted: Counted, share: Share, **rest: Any) -> Term:
-        """Returns the term of a mean that the loss has divided by something else than the number of examples."""
+        """Returns the term of a mean whose divisor is not the number of examples but `counted.weight`."""
         ops = self.ops
         number = ops.as_weight(counted.weight)
         nonzero = number != 0

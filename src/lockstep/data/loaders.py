@@ -36,9 +36,10 @@ class IterableSource:
     endless = False
     resumes = BY_DROPPING
 
-    def __init__(self, iterable: Iterable[Any]) -> None:
+    def __init__(self, iterable: Iterable[Any], iterator: Any = None) -> None:
+        """Takes an iterator that was opened already: a loader that shuffles draws whenever one is opened."""
         self._iterable = iterable
-        self.once = iter(iterable) is iterable
+        self.once = (iter(iterable) if iterator is None else iterator) is iterable
         length = getattr(iterable, "__len__", None)
         self.num_steps: int | None = length() if length is not None else None
 
@@ -60,8 +61,8 @@ class IteratorStateSource(IterableSource):
 
     resumes = BY_ITERATOR
 
-    def __init__(self, iterable: Iterable[Any]) -> None:
-        super().__init__(iterable)
+    def __init__(self, iterable: Iterable[Any], iterator: Any = None) -> None:
+        super().__init__(iterable, iterator)
         self._iterator: Any = None  # of the epoch that is being read
         self._is_reading = False
 
@@ -233,7 +234,7 @@ def open_loader(data: Any, seed: int) -> IterableSource | StatefulSource | None:
     if not hasattr(data, "state_dict") or not hasattr(data, "load_state_dict"):
         iterator = iter(data)
         has_state = iterator is not data and hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
-        return IteratorStateSource(data) if has_state else IterableSource(data)
+        return (IteratorStateSource if has_state else IterableSource)(data, iterator)
     if not huggingface.is_stream(data):
         return StatefulSource(data, seed)
     if not huggingface.is_batched(data):

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from lockstep.core import plan
-from lockstep.core.reduction import Reduction
+from lockstep.core.loss_reduction import Reduction
 from lockstep.core.run_state import Run
 from lockstep.devices import is_cpu
+from lockstep.display.number_format import format_duration
 
 
 class Opening:
@@ -13,6 +14,7 @@ class Opening:
 
     def __init__(self, run: Run) -> None:
         self.is_shown = False
+        self.compile_seconds = 0.0  # since `reset`, of this process
         self.note = ""  # a remark on shards that were not given
         self.route = ""  # how the partial sums of launched processes reach each other, for fit(verbose=2)
         self._run = run
@@ -30,11 +32,15 @@ class Opening:
     def reset(self) -> None:
         """Makes the next batch the first."""
         self._batch_size = None
+        self.compile_seconds = 0.0
 
     def format(self, devices: Sequence[str]) -> str:
         """Returns the line."""
         size = self._batch_size
-        return "" if size is None else format_opening(self._run, size, devices, self.note, self.route)
+        if size is None:
+            return ""
+        line = format_opening(self._run, size, devices, self.note, self.route)
+        return f"{line}, compiled in {format_duration(self.compile_seconds)} s" if self.compile_seconds else line
 
 
 def format_opening(run: Run, batch_size: int, devices: Sequence[str], note: str = "", route: str = "") -> str:

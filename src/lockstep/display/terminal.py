@@ -9,7 +9,7 @@ from rich.live import Live
 
 
 class Screen(Protocol):
-    """Protocol of an output that prints finished lines, and redraws one line with the progress below them.
+    """Protocol for an output that prints finished lines and redraws one progress line below them.
 
     >>> from rich.console import Console
     >>> screen: Screen = choose_screen(Console(force_terminal=False))

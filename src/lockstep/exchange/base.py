@@ -25,7 +25,9 @@ class Exchange(Protocol):
     def reduce(
         self, partial_sums: Mapping[tree.Span, PartialSum], shard_sums: ShardSums, work: Work
     ) -> tuple[PartialSum, Sums]:
-        """Returns the root, divided by its weight if the loss asks for it, and the sums.
+        """Returns the root of the tree (the sum over all shards), and the batch's sums of loss, weight and metrics.
+
+        The root is divided by the weight if the loss has a divisor of its own.
 
         The root may be in memory that other processes read as well, so it must not be written to.
         """

@@ -35,7 +35,7 @@ class InProcessExchange:
     def reduce(
         self, partial_sums: Mapping[tree.Span, PartialSum], shard_sums: ShardSums, work: Work
     ) -> tuple[PartialSum, Sums]:
-        """Returns the total of this process's partial sums, divided if the loss asks for it, and the shards' sums."""
+        """Returns the total of this process's partial sums, divided if the loss has a divisor, and the batch's sums."""
         add = self._backend.add
         total = tree.total(tree.root(work.num_shards), partial_sums, lambda left, right: add(left, right, left))
         assert total is not None

@@ -1,7 +1,6 @@
 """The only file that reads or writes `os.environ`.
 
-Everything that Lockstep takes from environment variables is passed on as plain values, so a test can build any cluster
-in one line.
+Whatever Lockstep takes from environment variables is passed on as plain values, so a test can build any cluster.
 """
 
 import os
@@ -264,14 +263,15 @@ def list_settings(names: Container[str]) -> dict[str, str]:
 
 
 def read_devices() -> int | list[str] | None:
-    """Returns the devices in LOCKSTEP_DEVICES, a number or names with commas between them, for `devices=None`."""
+    """Returns the devices that `devices=None` takes from LOCKSTEP_DEVICES: a number, or comma-separated names."""
     text = os.environ.get("LOCKSTEP_DEVICES", "").strip()
     number = int(text) if text.isdecimal() and len(text) < 10 else 0
     names = [name.strip() for name in text.split(",") if text]
     if not number and not all(name[:1].isalpha() for name in names):
         raise DeviceError(
-            "LOCKSTEP_DEVICES must be a number of devices, 1 or more, or names of devices with commas between them. "
-            f"Got LOCKSTEP_DEVICES={text!r:.100}. Use for example 2, or cpu:0,cpu:1, or unset it for the default."
+            "LOCKSTEP_DEVICES must be a number of devices, 1 or more, or comma-separated device names. Got "
+            f"LOCKSTEP_DEVICES={text!r:.100}. Use for example LOCKSTEP_DEVICES=2 or LOCKSTEP_DEVICES=cpu:0,cpu:1, or "
+            "unset it to use the default."
         )
     return number or names or None
 

@@ -161,7 +161,7 @@ class Process:
 
 
 def find_readable(*descriptors: int, seconds: float | None = 0.0) -> Sequence[int]:
-    """Returns the descriptors that can be read; waits for the first at most `seconds`, without limit if None.
+    """Returns the descriptors that can be read; waits at most `seconds` for the first one, or without limit if None.
 
     A closed descriptor counts as readable, because reading it fails at once.
     """

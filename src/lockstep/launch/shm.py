@@ -77,7 +77,7 @@ class Region:
         return memoryview(mmap.mmap(self.descriptor, max(nbytes, 1), mmap.MAP_PRIVATE))
 
     def close(self) -> None:
-        """Closes the descriptor; the kernel frees the memory with the last view of it."""
+        """Closes the descriptor; the kernel frees the memory once its last view is gone."""
         self._view = memoryview(b"")
         self._finalizer()
 

@@ -31,7 +31,10 @@ _LIST, _COME, _COMPLETE = "lockstep/list", "lockstep/come", "lockstep/complete"
 
 
 class KeyValueStore(Protocol):
-    """The key-value store that all processes share; its methods raise RuntimeError if its process has ended."""
+    """The key-value store that all processes share.
+
+    Its methods raise RuntimeError if the process that hosts it has ended.
+    """
 
     def set(self, key: str, value: str, /) -> None:
         """Writes a value."""

@@ -14,8 +14,8 @@ from lockstep.core import digest
 from lockstep.core.attempt import Timing
 from lockstep.core.batches import count, transform
 from lockstep.core.fold import Fold
+from lockstep.core.loss_reduction import Reduction, judge
 from lockstep.core.plan import Plan
-from lockstep.core.reduction import Reduction, judge
 from lockstep.core.types import Array, Work
 from lockstep.exchange.in_process import InProcessExchange
 from lockstep.training.step import Member

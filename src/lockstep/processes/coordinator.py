@@ -69,9 +69,7 @@ class Coordinator:
         self._words = StepWords(region, len(eventfds))
         self._eventfds = eventfds
         self._workers = workers
-        self._report = report
-        self._deadline = deadline
-        self._clock = clock
+        self._report, self._deadline, self._clock = report, deadline, clock
         self._given_up: GiveUp | None = None
         self._watch = ProcessWatch(eventfds[CONTROLLER])
 
@@ -212,7 +210,7 @@ class Coordinator:
             self.apply(Updated(seat))
 
     def _start_wait(self) -> Wait:
-        return Wait(self._clock(), self._deadline.get_seconds())
+        return Wait(self._clock(), self._deadline.get_seconds(), self._deadline.notice)
 
     def _sleep(self, wait: Wait, missing: Sequence[int], channels: Sequence[int] = ()) -> None:
         """Blocks until a process signals, answers, ends or is late, and applies what has happened."""

@@ -24,7 +24,7 @@ from lockstep.core.membership import CONTROLLER
 from lockstep.core.plan import Plan
 from lockstep.core.types import Phases, Work
 from lockstep.data.reader import Readers
-from lockstep.errors import AttemptAborted, WorkerError
+from lockstep.errors import AttemptAborted, BusyError, WorkerError
 from lockstep.exchange.barrier import require_ordered_writes
 from lockstep.exchange.base import Exchange
 from lockstep.exchange.in_process import InProcessExchange
@@ -33,12 +33,12 @@ from lockstep.launch.deferred_signals import defer_all_interrupts
 from lockstep.launch.shared_files import SharedFiles
 from lockstep.launch.shm import Region
 from lockstep.launch.worker_pool import WorkerPool, require_linux
+from lockstep.processes.attempt_measurements import AttemptMeasurements
 from lockstep.processes.base import Value
 from lockstep.processes.command_sender import CommandSender
 from lockstep.processes.commands import Command
 from lockstep.processes.coordinator import Coordinator
 from lockstep.processes.newcomers import Newcomers
-from lockstep.processes.observed_attempts import ObservedAttempts
 from lockstep.processes.seats import Seats, Stage
 from lockstep.training.step import TURN, Member
 
@@ -67,7 +67,7 @@ class LocalWorkers:
     ) -> None:
         require_linux()
         require_ordered_writes()
-        self._attempts = ObservedAttempts(report)
+        self._attempts = AttemptMeasurements(report)
         self._backend, self._report = backend, (report := self._attempts.announce)
         self._has_spare = bool(spare)
         self._is_closed = self._is_interrupted = False
@@ -89,7 +89,7 @@ class LocalWorkers:
         self._coordinator = Coordinator(control, files.eventfds, self._seats.taken, report, deadline)
         open_exchange = functools.partial(_open_exchange, backend, sums, self._coordinator)
         self.member = Member(backend, open_exchange, [CONTROLLER], self._readers.read)
-        self._newcomers = Newcomers(self._seats, self._sender, self._coordinator, self.member, report)
+        self._newcomers = Newcomers(self._seats, self._sender, self._coordinator, self.member, report, deadline)
         self._seats.devices = names
         try:
             self._seats.start(range(1, len(devices)), is_waited_for=True)
@@ -102,7 +102,9 @@ class LocalWorkers:
     @property
     def closed(self) -> bool:
         """Whether these processes can no longer be used, because `close` was called or a command was interrupted."""
-        return self._is_closed or (self._is_interrupted and not self._command.locked())
+        if self._is_closed or not self._is_interrupted:
+            return self._is_closed
+        return not self._command.locked() and self._is_interrupted  # again: a thread's command may have just ended
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -264,7 +266,7 @@ class LocalWorkers:
     def _closed_if_broken(self) -> Iterator[None]:
         """Ends the workers if the block raises WorkerError or is interrupted, because messages may then be unread."""
         if self._command.locked():
-            raise WorkerError(
+            raise BusyError(
                 "The workers are in the middle of another call, which another thread has made or a signal has "
                 "interrupted. Use a trainer from one thread and between its calls, e.g. in a callback."
             )

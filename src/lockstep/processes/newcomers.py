@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from lockstep.core.lateness import Deadline
 from lockstep.core.membership import CONTROLLER, MAX_FAILURES
 from lockstep.core.membership_events import Admitted
 from lockstep.core.types import Phases, Work
@@ -32,6 +33,7 @@ class Newcomers:
         coordinator: Coordinator,
         member: Member,
         report: Callable[[str], None],
+        deadline: Deadline,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seats = seats
@@ -40,6 +42,7 @@ class Newcomers:
         self._member = member
         self._report = report
         self._clock = clock
+        self._longest_stage = max(_LONGEST_STAGE, deadline.shortest)
         self._vacant: list[int] = []  # the seats in which another process is to be started
 
     def update(self) -> list[Loss]:
@@ -65,7 +68,7 @@ class Newcomers:
         elif seat.worker.has_message():
             receive = self._receive_start if seat.stage is Stage.STARTING else self._receive_proof
             receive(seat)
-        elif (seconds := self._clock() - seat.since) > _LONGEST_STAGE:
+        elif (seconds := self._clock() - seat.since) > self._longest_stage:
             self._coordinator.kill(seat.number, f"{seat.name} is ended: for {seconds:.0f} s it {seat.stage.value}")
 
     def _replace(self, numbers: Sequence[int]) -> None:

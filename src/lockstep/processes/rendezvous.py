@@ -16,7 +16,7 @@ from lockstep.launch import environment
 from lockstep.launch.environment import ProcessPlace
 from lockstep.launch.network_interface import find_interface
 from lockstep.processes.arrivals import SECONDS_TO_COME, Patience, wait_for_address, wait_for_all
-from lockstep.processes.jax_distributed import find_jax_processes
+from lockstep.processes.jax_rendezvous import find_jax_processes
 
 if TYPE_CHECKING:
     from lockstep.exchange.torch_distributed import ProcessGroup

@@ -37,7 +37,7 @@ def collect_outputs(
 
 
 def note_lost(found: CollectedOutputs) -> None:
-    """Prints which shards the metric objects have to do without."""
+    """Prints which shards are missing from the metric objects' values."""
     if found.lost:
         print_notice(
             f"The metric objects lack the outputs of shard {', '.join(map(str, found.lost))} of a batch: a worker "
@@ -48,8 +48,8 @@ def note_lost(found: CollectedOutputs) -> None:
 class CarriedState:
     """Collects the state that an objective gives to the next batch (`lockstep.Carried`) after each step of the script.
 
-    The first batch shows whether an objective gives any, and this holds from then on. Every process learns it from all
-    shards, also one that has none itself, so that all processes make the same calls.
+    The first batch shows whether an objective gives state, and this holds from then on. Every process finds it out from
+    all shards, even a process that computes no shard, so that all processes make the same calls.
     """
 
     def __init__(self, loss: Any, backend: Backend) -> None:

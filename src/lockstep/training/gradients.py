@@ -1,4 +1,4 @@
-"""Gradients that the script may change: one batch's gradient by parameter, and the update with what becomes of it."""
+"""Computes the gradient of one batch by parameter, and makes an update with a gradient that the script has changed."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -63,8 +63,9 @@ def apply_gradients(session: Session, gradients: Any) -> None:
     if fields.keys() != gradients.keys():
         other = sorted(fields.keys() ^ gradients.keys())
         raise BatchError(
-            f"Gradients need one array for each parameter that is trained, and no other. {', '.join(other)} is only on "
-            "one side. Give zeros for a parameter that is to stay, and compute gradients again after freezing layers."
+            "trainer.apply needs one array for each parameter that is trained, and no other. Only the gradients or "
+            f"only the trained parameters contain {', '.join(other)}. Give zeros for a parameter that is not to "
+            "change, and compute gradients again after freezing layers."
         )
     vectors = {dtype: np.array(vector) for dtype, vector in given.vectors.items()}
     for name, field in fields.items():
@@ -73,7 +74,7 @@ def apply_gradients(session: Session, gradients: Any) -> None:
 
 
 def _update(session: Session, given: GivenGradient, num_examples: int) -> None:
-    """Makes a step of which all shards but the first are empty, and whose first shard is the gradient itself."""
+    """Makes a step in which the given gradient takes the place of the first shard, and all other shards are empty."""
     session.free_last_gradient()
 
     while True:
@@ -93,8 +94,8 @@ def _read_array(value: Any, field: Field) -> Any:
     array = np.asarray(value)
     if not np.can_cast(array.dtype, field.dtype, "same_kind"):
         raise BatchError(
-            f"The gradient of {field.name} must have real numbers as {field.dtype}. Got {array.dtype}. Convert it, for "
-            "example to its real part."
+            f"The gradient of {field.name} must be real numbers of type {field.dtype}. Got {array.dtype}. Convert it, "
+            "for example to its real part."
         )
     if array.shape != field.shape:
         raise BatchError(

@@ -47,7 +47,7 @@ class Output(Protocol):
 def open_recorder(session: Session, trainer: Any, options: FitOptions) -> "Recorder | None":
     """Returns the recorder of a `fit` with a report or a trace, whose files can be written; None without either.
 
-    All processes of a launched world do as the first, which alone writes.
+    In a launched world the arguments of the first process decide for all, and only the first process writes files.
     """
     processes, outputs = session.processes, list[Output]()
     if not processes.share(lambda: options.report is not None or options.trace is not None):
@@ -98,7 +98,7 @@ def _describe_program(session: Session) -> dict[str, str]:
 class Recorder:
     """Observes the processes of one `fit`.
 
-    Every process of a launched world has one, because all take part in measuring; the first has the outputs.
+    Every process of a launched world has a recorder, because all processes measure; only the first has outputs.
     """
 
     def __init__(self, session: Session, trainer: Any, outputs: Sequence[Output]) -> None:
@@ -113,6 +113,7 @@ class Recorder:
             if batch is None:
                 return
             self.add_pause("input", began)
+            self._session.grow_if_due()
             self._session.processes.observe(self)  # in every step, because other processes may have been started
             yield batch
 

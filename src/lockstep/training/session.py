@@ -10,17 +10,17 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from lockstep.backends.base import Backend, Recipe
+from lockstep.backends.base import Backend, Recipe, read_compile_seconds
 from lockstep.callbacks import History
 from lockstep.checkpoint import Snapshot
 from lockstep.checkpoint.snapshot import restore_snapshot, take_snapshot
 from lockstep.core import batches, digest, hyperparameters, seeds
 from lockstep.core.arguments import show
+from lockstep.core.loss_reduction import Reduction
 from lockstep.core.metric_objects import MetricObjects, MetricPass, Setting
 from lockstep.core.metrics import Column
 from lockstep.core.outputs import CollectedOutputs, Outputs
 from lockstep.core.plan import Plan, default_shards, default_threads, explain_default
-from lockstep.core.reduction import Reduction
 from lockstep.core.run_state import Run
 from lockstep.core.time_breakdown import Breakdown
 from lockstep.core.types import Array, Phases, Work
@@ -37,7 +37,7 @@ from lockstep.training.step import StepResult
 
 
 class Session:
-    """A backend, its processes and its run, on the devices that were chosen; `growth` adds more while it trains."""
+    """A backend, its processes and its run, on the chosen devices; `growth` adds devices during training."""
 
     def __init__(
         self,
@@ -49,10 +49,7 @@ class Session:
         metric_objects: MetricObjects | None = None,
         growth: GrowthPlan | None = None,
     ) -> None:
-        self.recipe = recipe
-        self.backend = backend
-        self.run = run
-        self.starter = starter
+        self.recipe, self.backend, self.run, self.starter = recipe, backend, run, starter
         self.own_devices = tuple(own_devices)
         self.metric_objects = metric_objects or MetricObjects([], None)
         self.carried = CarriedState(recipe.loss, backend)
@@ -64,7 +61,6 @@ class Session:
         self.opening = Opening(run)
         self._last_planned = Plan.even(1, [0]), 0  # the plan of the last batch, and its number of filled shards
         self._last_outcome: weakref.ref[StepResult] | None = None
-        self._last_timing: tuple[float, int, int] | None = None  # of a step: its seconds, shards, threads per shard
         self._num_passes = 0  # in which the gradient was computed since the last update
         self._processes = SessionProcesses(starter.start, self.own_devices, growth)
         self.quiet = QuietPeriods(self._processes)
@@ -114,15 +110,12 @@ class Session:
     # -- planning
 
     def open_data(self, data: Any, batch_size: int | None, shuffle: bool, default: int | None = None) -> Source:
-        """Opens `data` as a Source.
-
-        If `batch_size` is None: `default`, else the batch size of the last `fit`, else DEFAULT_BATCH_SIZE.
-        """
+        """Opens `data`; a `batch_size` of None means `default`, or the last `fit`'s, or DEFAULT_BATCH_SIZE."""
         default = default or self.batch_size or DEFAULT_BATCH_SIZE
         return open_source(self.recipe, self.backend, self.run.seed, data, batch_size, shuffle, default)
 
     def num_shards(self, num_examples: int) -> int:
-        """Returns the run's number of shards; before that is decided, the default for such a batch."""
+        """Returns the run's number of shards; before it is decided, the default for a batch of this size."""
         return self.run.shards or default_shards(num_examples, len(self.devices), not is_cpu(self.devices[0]))
 
     def decide_shards(self, num_examples: int) -> None:
@@ -165,7 +158,7 @@ class Session:
         return self.run.threads or default_threads(self.backend.num_threads(), num_shards)
 
     def read_reduction(self, batch: Any) -> Reduction | None:
-        """Returns whether the loss is a sum or a mean, if need be judged by this batch; None if the loss says so.
+        """Returns whether the loss is a sum or a mean, judged by this batch if not known yet; None if the loss says so.
 
         The process that has the first shard judges, on any number of devices, and the others use its answer.
         """
@@ -183,8 +176,7 @@ class Session:
         run = self.run
         self.free_last_gradient()
         # Not right after a step, whose outputs the metric objects may still have to get from the workers.
-        if self._last_timing is not None and self._processes.grow_if_due(*self._last_timing):
-            self.history.devices = self.devices
+        self.grow_if_due()
         num_examples = batches.count(batch)
         reduction = self.read_reduction(batch)
         if not self.opening.is_decided:
@@ -197,7 +189,7 @@ class Session:
             else:
                 self.count_step()
 
-        began = time.perf_counter()
+        began, compiled = time.perf_counter(), read_compile_seconds(self.backend)
         while True:
             works, plan = self.plan(batch, run.step, self.num_shards(num_examples), reduction, phases)
             processes = self.processes
@@ -205,17 +197,24 @@ class Session:
                 outcome = processes.member.step(work, plan, count)
                 break
         run.note_objective(self.recipe.loss)
-        self._last_timing = time.perf_counter() - began, works[0].num_shards, works[0].threads
+        seconds, compiled = time.perf_counter() - began, read_compile_seconds(self.backend) - compiled
+        self.opening.compile_seconds += compiled
+        self._processes.note_step(seconds - compiled, works[0].num_shards, works[0].threads)
         self._last_outcome = weakref.ref(outcome)
         return outcome
 
+    def grow_if_due(self) -> None:
+        """Starts or ends replicas that the script did not ask for, if the steps so far say so; before the next step."""
+        if self._processes.grow_if_due():
+            self.history.devices = self.devices
+
     def free_last_gradient(self) -> None:
-        """Drops the gradient of the last step, whose memory the next one needs, even if the script has its logs."""
+        """Frees the gradient of the last step for the memory of the next, even if the script still has the logs."""
         if self._last_outcome is not None and (last := self._last_outcome()) is not None:
             last.total = None
 
     def count_step(self) -> None:
-        """Notes that an update was made."""
+        """Counts a step whose update was made."""
         self.run.step += 1
         self._num_passes = 0
 
@@ -258,7 +257,7 @@ class Session:
             metrics.update(*outputs)
 
     def metric_setting(self, num_shards: int | None = None) -> Setting:
-        """Returns a function of contexts with the threads and switches under which a batch is computed."""
+        """Returns a function that opens a context with the threads and switches under which a batch is computed."""
         return partial(self.processes.member.computing, self.plan_nothing(num_shards))
 
     # -- state
@@ -284,7 +283,7 @@ class Session:
 
     @property
     def min_shards(self) -> int:
-        """The number of devices that each need a shard; replicas that joined by themselves do not, as they can end."""
+        """The number of devices that each need a shard: 1 if Lockstep has added the others by itself."""
         return 1 if self._processes.has_grown else len(self.devices)
 
     def restore(self, saved: Snapshot) -> None:
@@ -293,7 +292,7 @@ class Session:
         self.continue_run()
 
     def continue_run(self) -> None:
-        """Continues from the state and the run that were restored; replicas that joined by themselves may end."""
+        """Continues from the restored state and run; ends replicas for which the run has no shard."""
         self._processes.shrink(self.run.shards or 1)
         self.history.devices = self.devices
         self._num_passes, self.opening.note = 0, ""

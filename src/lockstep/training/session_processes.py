@@ -13,25 +13,25 @@ from lockstep.processes.base import Processes
 
 
 class StartProcesses(Protocol):
-    """A function that starts processes."""
+    """Protocol for a function that starts processes."""
 
     def __call__(self, devices: Sequence[str], later: Sequence[str] = (), spare: Sequence[str] = ()) -> Processes:
-        """Starts processes on all these devices; those `later` and on `spare` devices join when they are ready.
+        """Starts processes on all these devices; those on `later` and `spare` devices join when they are ready.
 
-        The script did not ask for the spare ones: if they cannot take part, training goes on without them.
+        The script did not ask for the `spare` devices, so if these cannot take part, training goes on without them.
         """
 
 
 @dataclass(frozen=True)
 class ProcessStarter:
-    """How a session gets processes for devices: `resolve` returns the names of what a script calls devices."""
+    """How a session starts processes. `resolve` returns the names of the devices that a script has given."""
 
     start: StartProcesses
     resolve: Callable[[Any], tuple[str, ...]]
 
 
 class GrowthPlan:
-    """How a session that is alone gets more CPU replicas, if the script did not say how many."""
+    """How a session with one replica gets more CPU replicas, if the script did not say how many."""
 
     def __init__(self, read_host: Callable[[], Host], report: Callable[[str], None]) -> None:
         self.rule = GrowthRule()
@@ -47,6 +47,7 @@ class SessionProcesses:
         self._devices = tuple(devices)
         self._growth = growth
         self.has_grown = False  # whether the number of devices was chosen here
+        self._last_step: tuple[float, int, int] | None = None  # its seconds, shards, and threads for each shard
         self._running: Processes | None = start(self._devices)
 
     @property
@@ -87,18 +88,23 @@ class SessionProcesses:
         self._growth, self.has_grown = None, False
 
     def shrink(self, count: int) -> None:
-        """Trains on at most so many devices, if their number was chosen here."""
+        """Trains on at most `count` devices, if the script did not choose their number."""
         if self.has_grown and len(self.devices) > count:
             self.get().resize(self.devices[:count])
 
-    def grow_if_due(self, seconds: float, num_shards: int, num_threads: int) -> bool:
-        """Starts more replicas once steps, of which the last took `seconds`, have shown that they would pay.
+    def note_step(self, seconds: float, num_shards: int, num_threads: int) -> None:
+        """Records how long a step took, and in how many shards of how many threads it was computed."""
+        self._last_step = seconds, num_shards, num_threads
 
-        Ends them again if they do not. Returns whether the devices have changed.
+    def grow_if_due(self) -> bool:
+        """Starts more replicas once the steps take long enough, and ends them again if the steps do not get faster.
+
+        This is called before the next step. Returns whether the devices have changed.
         """
-        growth = self._growth
-        if growth is None:
+        growth, step = self._growth, self._last_step
+        if growth is None or step is None:
             return False
+        self._last_step, (seconds, num_shards, num_threads) = None, step
         if self.has_grown:
             return self._look_at_gain(growth, seconds)
         if not growth.rule.add_step(seconds):
@@ -138,7 +144,7 @@ class SessionProcesses:
             self._running = None
 
     def _start_grown(self, devices: Sequence[str]) -> None:
-        """Starts the first device, and the others beside it; the first alone if they cannot be started."""
+        """Starts processes on all devices; on the first device alone if the others cannot be started."""
         try:
             self._running = self._start(devices[:1], spare=devices[1:])
         except Exception as error:  # the model cannot be pickled, for example
@@ -151,7 +157,7 @@ class SessionProcesses:
 class QuietPeriods:
     """Periods in which no code of the script runs between two steps, as in most epochs of a `fit`.
 
-    Before the steps of such a period, what the script has changed is not looked for.
+    In such a period no step looks for changes that the script has made.
     """
 
     def __init__(self, processes: SessionProcesses) -> None:
@@ -160,7 +166,7 @@ class QuietPeriods:
         self.period: int | None = None  # the number of the present one
 
     def begin(self) -> None:
-        """Begins a period; changes are looked for once more, before its first step."""
+        """Begins a period, before whose first step changes of the script are looked for once more."""
         self.period = next(self._numbers)
 
     def end(self) -> None:

@@ -67,7 +67,7 @@ class Member:
         self._queue_guard = QueueGuard()
 
     def step(self, work: Work, plan: Plan | None, count_step: Callable[[], None] = lambda: None) -> StepResult:
-        """Makes one step; `plan` is that of the step before if it is None.
+        """Makes one step; if `plan` is None, it is the plan of the step before.
 
         Until the commit nothing of the state has changed, so a failure anywhere leaves every replica as it was. From
         the commit on every replica applies the update. `count_step` is called once it is applied, before an interrupt
@@ -130,7 +130,7 @@ class Member:
         return StepResult(work.step, sums, total)
 
     def _take_given(self, work: Work, fold: Fold) -> tuple[Mapping[Span, PartialSum], ShardSums]:
-        """Returns a gradient that is given as if this process had computed it, or nothing if another one has it."""
+        """Returns the given gradient as a partial sum of this process; nothing if another process has the gradient."""
         given: dict[int, GivenGradient] = work.shards
         for shard, (vectors, _) in given.items():
             layout = self.backend.layout()

@@ -61,9 +61,9 @@ class StepLogs(Totals):
 
     @property
     def carried(self) -> Any:
-        """The state that the objective returned as `lockstep.Carried`: of the whole batch, in the examples' order.
+        """The state that the objective returned as `lockstep.Carried`, for all examples of the batch in order.
 
-        It has the framework's own arrays, on the first device. Raises StateError if the objective returned none.
+        Its arrays are the framework's own, on the first device. Raises StateError if the objective returned none.
         """
         return self._carried()
 

@@ -107,8 +107,8 @@ def _digests_on(session: Session, num_devices: int, shards: int, chosen: Sequenc
             found.append(other.digests())
             if sum(map(len, other.processes.replicas())) != num_devices:
                 raise WorkerError(
-                    f"A worker was lost, so that fewer than {num_devices} devices computed step {len(found)}. See the "
-                    "line about it, and call verify again."
+                    f"A worker was lost, so that fewer than {num_devices} devices computed step {len(found)}. The line "
+                    "that was printed about this worker says why. Call verify again."
                 )
         return found
 

@@ -110,5 +110,7 @@ def test_a_checkpoint_saves_scalars(count, tmp_path):
 
 def test_a_checkpoint_with_scalars_of_an_unknown_module_is_refused(tmp_path):
     trainer = wrapped(Scaled())
-    with pytest.raises(StateError, match=r"^The checkpoint does not fit this model: it has .* for a module 'other', "):
+    with pytest.raises(
+        StateError, match=r"^The checkpoint does not fit this model: it has the state .* of a module 'other', "
+    ):
         trainer.session.backend.set_attributes({"model": '{"other": {"rate": 0.5}}'})

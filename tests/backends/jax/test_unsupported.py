@@ -250,15 +250,15 @@ def test_a_missing_optimizer_is_refused():
 def test_losses_and_metrics_that_do_not_fit_are_refused():
     with pytest.raises(ModelError, match=r"is not a loss\. Use one of 'cross_entropy', 'mse'"):
         wrapped(loss="hinge")
-    with pytest.raises(ModelError, match="A loss gives one number, one per example"):
+    with pytest.raises(ModelError, match="A loss must return one number, one per example"):
         wrapped(loss=lambda out, y: out.sum(0)).step((X, Y))
     with pytest.raises(ModelError, match=r"The squared error got outputs of shape .* but both shapes must be equal"):
         wrapped(loss="mse").step((X, Y))
-    with pytest.raises(ModelError, match="A metric gives one value per example"):
+    with pytest.raises(ModelError, match="A metric must return one value per example"):
         wrapped(metrics={"odd": lambda out, y: out.sum(0)}).step((X, Y))
     with pytest.raises(ModelError, match="Example weights need a loss that gives one value per example"):
         wrapped(loss=lambda out, y: LOSS(out, y).mean()).step((X, Y, np.ones(16)))
-    with pytest.raises(ModelError, match="Without a loss the model's output carries one"):
+    with pytest.raises(ModelError, match="Without a loss in wrap, the model's output must have the loss"):
         wrapped(loss=None).step(X)
 
 
@@ -363,7 +363,7 @@ def test_an_objective_with_changing_metric_names_is_refused():
         value = LOSS(model(batch["x"]), batch["y"]).mean()
         return value, {"a" if len(batch["y"]) > 3 else "b": value}
 
-    with pytest.raises(ModelError, match="An objective gives the same metrics for every shard"):
+    with pytest.raises(ModelError, match="An objective must return the same metrics for every shard"):
         lockstep.wrap(net(), optax.sgd(0.1), loss, shards=2).step({"x": X[:7], "y": Y[:7]})
 
 

@@ -126,7 +126,7 @@ def test_losses(criterion, message):
         (lambda out, y: nd.ones((3, 2)), r"one number, one per example, or .*Got NDArray\(3, 2\) for a shard of 8"),
         (lambda out, y: 3.0, r"one number, one per example, or lockstep.Sum\(total, count\). Got float"),
         (lambda out, y: out.detach().sum(), "does not depend on any parameter that is trained"),
-        (lockstep.objective(lambda block, batch: "no"), "An objective returns the shard's mean loss .*. Got str"),
+        (lockstep.objective(lambda block, batch: "no"), "An objective must return the shard's mean loss .*. Got str"),
     ],
 )
 def test_outputs_of_losses(criterion, message):

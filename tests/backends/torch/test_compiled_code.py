@@ -128,7 +128,10 @@ class Weighing:
 
 START = "An exact run needs plain PyTorch code, but "
 BITS = ". Compiled code may give other bits in another process. "
-END = ", or use lockstep.wrap(..., exact=False)."
+END = (
+    ", with lockstep.wrap(..., compile=True), which on CPUs compiles the model and the loss in every process; or use "
+    "lockstep.wrap(..., exact=False)."
+)
 
 
 @pytest.mark.parametrize(

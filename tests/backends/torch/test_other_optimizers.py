@@ -61,7 +61,8 @@ def test_an_optimizer_that_draws_numbers_draws_the_same_on_every_replica():
     assert digests[0] == digests[1]
 
 
-def test_a_hook_of_the_optimizer_that_draws_numbers_is_repeatable():
+@pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])
+def test_a_hook_of_the_optimizer_that_draws_numbers_is_repeatable(register):
     def add_noise(optimizer, *arguments):
         with torch.no_grad():
             optimizer.param_groups[0]["params"][0].add_(torch.randn(6), alpha=0.1)
@@ -69,7 +70,7 @@ def test_a_hook_of_the_optimizer_that_draws_numbers_is_repeatable():
     digests = []
     for number_before in range(2):
         with wrap(torch.optim.SGD, 1) as trainer:
-            trainer.optimizer.register_step_pre_hook(add_noise)
+            getattr(trainer.optimizer, register)(add_noise)
             torch.rand(number_before)
             trainer.step((X, Y), verbose=0)
             digests.append(trainer.digest())

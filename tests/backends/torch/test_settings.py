@@ -109,8 +109,8 @@ def test_a_call_inside_autocast_is_refused():
             with torch.autocast("cpu", torch.bfloat16), pytest.raises(ModelError) as caught:
                 use()
             assert str(caught.value) == (
-                "Lockstep chooses the precision of a shard itself. Got a call inside torch.autocast. Call it outside, "
-                'and use lockstep.wrap(..., precision="bf16").'
+                "Lockstep was called inside torch.autocast, but it sets the precision of each shard itself. Remove the "
+                'torch.autocast context, and use lockstep.wrap(..., precision="bf16") instead.'
             )
         assert trainer.digest() == before
         trainer.step((X, Y))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.core.reduction import Reduction
+from lockstep.core.loss_reduction import Reduction
 from lockstep.errors import BatchError
 
 X = torch.rand(24, 12, generator=torch.Generator().manual_seed(0))

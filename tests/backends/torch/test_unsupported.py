@@ -37,18 +37,19 @@ def spread():
     [
         (
             spread,
-            "Lockstep distributes the model itself. Got a model in DistributedDataParallel. "
+            "The model is already wrapped in DistributedDataParallel, but Lockstep does the distribution. "
             "Wrap the plain model: lockstep.wrap(model.module, ...).",
         ),
         (
             lambda: nn.DataParallel(nn.Linear(5, 3)),
-            "Lockstep distributes the model itself. Got a model in DataParallel. "
+            "The model is already wrapped in DataParallel, but Lockstep does the distribution. "
             "Wrap the plain model: lockstep.wrap(model.module, ...).",
         ),
         (
             lambda: torch.compile(nn.Linear(5, 3)),
             "The model is compiled with torch.compile, but Lockstep needs the plain model, because each shard runs at "
-            "its own shape. Wrap the plain model: lockstep.wrap(model._orig_mod, ...).",
+            "its own shape. Wrap the plain model: lockstep.wrap(model._orig_mod, ...), on CPUs with compile=True to "
+            "have it compiled.",
         ),
         (
             lambda: nn.Sequential(nn.Linear(5, 3), nn.SyncBatchNorm(3)),
@@ -206,13 +207,14 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(loss=lambda outputs, targets: 1.0),
             (X, Y),
             ModelError,
-            "A loss gives one number, one per example, or lockstep.Sum(total, count). Got float for a shard of 4.",
+            "A loss must return one number, one per example, or lockstep.Sum(total, count). "
+            "Got float for a shard of 4.",
         ),
         (
             lambda: wrapped(loss=lambda outputs, targets: outputs[:3]),
             (X, Y),
             ModelError,
-            "A loss gives one number, one per example, or lockstep.Sum(total, count). "
+            "A loss must return one number, one per example, or lockstep.Sum(total, count). "
             "Got Tensor(3, 3) for a shard of 4.",
         ),
         (
@@ -226,21 +228,21 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(loss=lockstep.objective(lambda net, batch: 3)),
             (X, Y),
             ModelError,
-            "An objective returns the shard's mean loss as an array, one loss per example, "
+            "An objective must return the shard's mean loss as an array, one loss per example, "
             "lockstep.Sum(total, count), or (one of these, {name: value}). Got int for a shard of 4.",
         ),
         (
             lambda: lockstep.wrap(net := nn.Linear(5, 3), sgd(net), None, devices=1, shards=4),
             X,
             ModelError,
-            "Without a loss the model's output carries one as `.loss`. Got Tensor(4, 3). "
+            "Without a loss in wrap, the model's output must have the loss as `.loss`. Got Tensor(4, 3). "
             "Give wrap a loss, or return an output with `.loss`.",
         ),
         (
             lambda: lockstep.wrap(net := Losing(3), sgd(net), None, devices=1, shards=4),
             X,
             ModelError,
-            "The loss of a model's output is one number, or one per example. Got shape (3,) for a shard of 4. "
+            "The loss in a model's output must be one number, or one per example. Got shape (3,) for a shard of 4. "
             "Return its mean.",
         ),
         (
@@ -261,7 +263,8 @@ WRONG = torch.cat([Y[:8], torch.tensor([2, 7, 1, 1]), Y[12:]])  # in the third o
             lambda: wrapped(metrics={"odd": lambda outputs, targets: outputs[:3]}),
             (X, Y),
             ModelError,
-            "A metric gives one value per example, or (sum, weight). Got shape (3, 3) from 'odd' for a shard of 4. "
+            "A metric must return one value per example, or (sum, weight). "
+            "Got shape (3, 3) from 'odd' for a shard of 4. "
             "Return one of these.",
         ),
         (
@@ -347,8 +350,8 @@ def test_an_operation_without_a_deterministic_form_is_named():
         with pytest.raises(ExactError) as caught:
             trainer.step((X, Y))
         assert str(caught.value) == (
-            "An exact run needs deterministic operations. torch has no deterministic form of put_. "
-            "Replace it, or use lockstep.wrap(..., exact=False) to train without the guarantee of equal bits."
+            "An exact run needs deterministic operations, but torch has no deterministic form of put_. "
+            "Replace it, or use lockstep.wrap(..., exact=False) to train without bit-identical results."
         )
     with wrapped(Unsure(), exact=False) as trainer:
         trainer.step((X, Y))
@@ -421,7 +424,7 @@ def test_too_many_sums_are_refused():
     wide = lockstep.Metric(lambda outputs, targets: outputs.new_zeros(2000), lambda sums: 0.0, "wide")
     with wrapped(metrics=[wide]) as trainer, pytest.raises(ModelError) as caught:
         trainer.step((X, Y))
-    assert str(caught.value).startswith("The metrics of a step give at most ")
+    assert str(caught.value).startswith("The metrics of a step can have at most ")
 
 
 def test_a_group_with_parameters_of_another_model_is_refused():
@@ -546,7 +549,8 @@ def test_keys_of_the_optimizer_state_that_are_no_parameters_are_refused():
             use()
         assert str(caught.value) == (
             "The keys of optimizer.state must be the model's parameters. Got 'global', whose state no checkpoint "
-            "would contain. Keep numbers in a parameter group or in the optimizer's own attributes."
+            "would contain. Keep values that belong to no parameter, such as counters, in a parameter group or in the "
+            "optimizer's own attributes."
         )
 
 

@@ -14,6 +14,7 @@ from lockstep.backends.jax.functional_model import FunctionalModel, ModelHandle
 __all__ = ["CrossEntropy", "JaxBackend", "SquaredError"]
 
 joins = True
+compiles = False
 
 
 def available() -> list[str]:

@@ -130,7 +130,10 @@ class _ExecutableReader(serialize_executable._JaxPjrtUnpickler):
         )
 
     def persistent_load(self, pid: Any) -> Any:
-        """Returns the deserialized machine code, assigned to the other device."""
+        """Returns the deserialized machine code, assigned to the device it is loaded for.
+
+        JAX's own method would assign it to the device it was compiled for.
+        """
         if pid[0] == "exec":
             return self.backend.deserialize_executable(pid[1], self.execution_devices, self._options)
         return super().persistent_load(pid)  # type: ignore[no-untyped-call]

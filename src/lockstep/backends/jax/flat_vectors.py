@@ -111,8 +111,8 @@ class VectorFields:
     def pack(self, gradients: Any, others: Any, differs: tuple[bool, ...], fraction: Any, first: Any) -> dict[str, Any]:
         """Returns the vectors of one shard's partial sum.
 
-        They have the gradients, the untrained floats multiplied by the shard's fraction of the batch, and the untrained
-        integers of shard 0 (`first`), for which all other shards have zeros.
+        They hold the gradients; the untrained float arrays, multiplied by the shard's `fraction` of the batch; and the
+        untrained integer arrays, which are zeros unless this is shard 0 (`first`).
         """
         values = [leaf.reshape(-1) for leaf in jax.tree.leaves(gradients)]
         variables = jax.tree.leaves(others)

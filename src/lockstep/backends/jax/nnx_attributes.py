@@ -49,7 +49,8 @@ class NnxAttributes:
         given, present = json.loads(text), json.loads(self.read())
         if unknown := sorted(given.keys() - self._nodes.keys()):
             raise StateError(
-                f"The checkpoint does not fit this model: it has {given[unknown[0]]!r} for a module {unknown[0]!r}, "
+                f"The checkpoint does not fit this model: it has the state {given[unknown[0]]!r} of a "
+                f"module {unknown[0]!r}, "
                 "which the model does not have. Use the model that the checkpoint was saved with."
             )
         for path in given.keys() | present.keys():

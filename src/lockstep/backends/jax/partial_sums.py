@@ -21,9 +21,8 @@ from lockstep.core.types import PartialSum
 class Leaves:
     """The partial sums of a step's single shards, by round: in a round every device computes at most one shard."""
 
-    rounds: list[list[Any]] = field(
-        default_factory=list
-    )  # rounds[index][row]: vectors on the device of the row, or None
+    # rounds[index][row]: vectors on the device of the row, or None
+    rounds: list[list[Any]] = field(default_factory=list)
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # the (index, row) of each shard
 
     def get(self, shard: int) -> PartialSum:

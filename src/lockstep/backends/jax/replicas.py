@@ -176,13 +176,13 @@ class JaxReplicas:
     def _put_vectors(self, total: DeviceSum) -> list[dict[str, Any]]:
         """Returns the vectors of a sum, copied to each device."""
         devices = self.executables.devices
-        # Else the sum is in host memory or on other devices than the replicas, and is copied.
         if all(isinstance(each, jax.Array) and each.devices() == {*devices} for each in total.vectors.values()):
             shards = {dtype: each.addressable_shards for dtype, each in total.vectors.items()}
             return [  # `device_put` copies nothing here; the update needs arrays on one device, and these are on a mesh
                 {dtype: jax.device_put(each[row].data, device) for dtype, each in shards.items()}
                 for row, device in enumerate(devices)
             ]
+        # The sum is in host memory, or on other devices than the replicas.
         return self.executables.put(dict(total.vectors))
 
     def _make_divisor(self, total: DeviceSum) -> Any:
@@ -211,7 +211,10 @@ class JaxReplicas:
         return LazyState(state, named_pytrees.to_array)
 
     def model_arrays(self) -> dict[str, Any]:
-        """Returns the first device's params and rest by name, with random keys as their integers."""
+        """Returns the first device's parameters and other model arrays by name.
+
+        Random keys are returned as their integer data.
+        """
         if not self.has_variables:
             return {}
         self.copy_script_changes()

@@ -41,7 +41,10 @@ class NamedKeys(dict[str, Any]):
         return jax.random.fold_in(self._key, zlib.crc32(name.encode()))
 
     def tree_flatten(self) -> tuple[list[Any], list[str]]:
-        """Flattens the dict with the key from which its keys derive, so that a jitted function can take the dict."""
+        """Returns the leaves and the names of the dict, so that a jitted function can take the dict as a pytree.
+
+        The first leaf is the random key from which all others derive; the others are in the order of the names.
+        """
         names = sorted(self)
         return [self._key, *(self[name] for name in names)], names
 

@@ -78,7 +78,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def to_host(leaf: Any) -> NDArray[Any]:
-    """Returns an array's elements in numpy; raises BatchError for a donated array or random keys."""
+    """Returns an array as a numpy array; raises BatchError if it was donated or holds random keys."""
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise BatchError(
             f"An array of the batch, of shape {leaf.shape}, cannot be read, because its memory was donated to a jitted "

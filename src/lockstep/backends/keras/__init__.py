@@ -18,6 +18,7 @@ from lockstep.errors import MissingExtra
 __all__ = ["adopt", "available", "initial_seed", "name", "open", "processes", "variables"]
 
 joins = True
+compiles = False
 
 
 def available() -> list[str]:

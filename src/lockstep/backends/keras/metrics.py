@@ -123,7 +123,10 @@ def _split_values(metrics: Sequence[Any], values: Sequence[Any]) -> list[list[An
 
 
 def _check_is_sum(name: str, metric: Any, once: Sequence[Any], twice: Sequence[Any]) -> None:
-    """Raises ModelError if the same examples twice do not double the metric's state, as they do for a sum."""
+    """Raises ModelError if updating the metric twice with the same examples does not double its state.
+
+    The state of a metric that is a sum over the examples is doubled.
+    """
     for one, two in zip(once, twice, strict=True):
         if not np.allclose(two, 2 * one, rtol=1e-3, atol=1e-6, equal_nan=True):
             raise ModelError(

@@ -25,8 +25,8 @@ from lockstep.backends.keras.unsupported import check_built, check_loss_scale, c
 from lockstep.backends.torch.backend import TorchBackend
 from lockstep.backends.torch.losses import WEIGHING
 from lockstep.backends.torch.shard_program import ShardProgram
+from lockstep.core.loss_reduction import Criterion
 from lockstep.core.metrics import Column, Sums
-from lockstep.core.reduction import Criterion
 from lockstep.core.shard_sums import Summand, list_loss_parts
 from lockstep.core.state import OPTIMIZER, check_state
 from lockstep.core.types import Array, PartialSum, Work
@@ -54,7 +54,10 @@ class KerasTorchModule(nn.Module):
             self._buffers[name.replace(".", "_")] = variable.value
 
     def read_values(self) -> VariableValues:
-        """Returns the values that a shard starts with; seeds come from torch's generator, which each shard seeds."""
+        """Returns the variables' values at the start of a shard.
+
+        Seed variables are drawn from torch's generator, which is reseeded for each shard.
+        """
         statistics = [variable.value.detach().clone() for variable in self._compiled.statistics.values()]
         seeds = [torch.randint(1 << 31, (2,)) for _ in self._compiled.generators]
         states = [seed.to(each.value.dtype) for seed, each in zip(seeds, self._compiled.generators, strict=True)]

@@ -157,9 +157,8 @@ class CompiledModel:
         """Finds the roles of the variables again, if a layer was frozen, unfrozen or built since the last call."""
         check_compiled_once(self._compile_args, _list_compile_args(self.model))
         key, parts = (self.model.built, *self.read_trainable_flags()), _list_parts(self.model)
-        if (
-            self._last_roles is not None and self.trace_key[0]
-        ):  # building a model adds parts, so only a built one is checked
+        # Building a model adds parts, so only a built one is checked.
+        if self._last_roles is not None and self.trace_key[0]:
             check_same_parts(self._parts, parts)
         if self._last_roles is None or key != self.trace_key:
             self._last_roles, self.trace_key, self._parts = _find_roles(self.model), key, parts
@@ -244,7 +243,7 @@ class CompiledModel:
         return [scope.get_current_value(variable) for variable in self.statistics.values()]
 
     def call(self, x: Any, training: bool) -> Any:
-        """Returns the model's outputs; gives its `call` the mode if it has an argument `training`."""
+        """Returns the model's outputs; passes `training` to the model's `call` if that accepts it."""
         check_inputs(self.model, x)
         return self.model(x, training=training) if self.model._call_has_training_arg else self.model(x)
 

@@ -14,6 +14,7 @@ from lockstep.backends.mxnet.optimizer import create_optimizer
 __all__ = ["CrossEntropy", "MxnetBackend"]
 
 joins = False  # MXNet's engine does not communicate with other processes
+compiles = False
 
 
 def available() -> list[str]:

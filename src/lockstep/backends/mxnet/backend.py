@@ -24,10 +24,10 @@ from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.batches import transform
 from lockstep.core.fold import Fold
 from lockstep.core.layout import Layout
+from lockstep.core.loss_reduction import Criterion
 from lockstep.core.metrics import Column, Sums, resolve
 from lockstep.core.named_metrics import NamedMetrics
 from lockstep.core.outputs import ShardOutputs
-from lockstep.core.reduction import Criterion
 from lockstep.core.shard_sums import ShardSums
 from lockstep.core.tree import Span
 from lockstep.core.types import Array, LazyState, PartialSum, Phases, State, Work

@@ -86,8 +86,9 @@ def _order_inputs(kind: type, inputs: Mapping[str, Any]) -> list[Any]:
     given = [name for name in names if name in inputs]
     if given != names[: len(given)]:
         raise ModelError(
-            f"The batch has the inputs {', '.join(inputs)}, but {kind.__name__} takes {', '.join(names)}, and a gluon "
-            f"block takes its inputs by position, so only the last can be left out. Give all inputs up to {given[-1]}."
+            f"The batch has the inputs {', '.join(inputs)}, but {kind.__name__} takes {', '.join(names)}. A gluon "
+            "block takes its inputs by position, so only inputs at the end can be left out. Give all inputs up to "
+            f"{given[-1]}."
         )
     return [inputs[name] for name in given]
 

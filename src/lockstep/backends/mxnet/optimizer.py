@@ -53,7 +53,10 @@ class OptimizerAdapter:
 
     @property
     def writes_gradients(self) -> bool:
-        """Whether the optimizer may write to the gradients it is given; assumed of classes that are not MXNet's."""
+        """Whether the optimizer may write to the gradients that it is given.
+
+        This is assumed to be true for classes that are not MXNet's own.
+        """
         is_known = type(self.optimizer).__module__ == "mxnet.optimizer.optimizer"
         return not is_known or isinstance(self.optimizer, _WRITES_GRADIENTS)
 

@@ -27,7 +27,10 @@ class NamedState:
         return LazyState(self.arrays(), to_array)
 
     def arrays(self) -> dict[str, Any]:
-        """Returns the arrays of the parameters and the optimizer, which are no copies, and a copy of its counters."""
+        """Returns the arrays of the parameters and the optimizer themselves (not copies).
+
+        The optimizer's counters are returned as a copy.
+        """
         self._replicas.check_initialized()
         own = {f"{MODEL}{name}": self._replicas.get_array(name) for name in self._replicas.parameters}
         return {**own, **self._optimizer.state.arrays(), **self._optimizer.read_counters(self._device_id)}

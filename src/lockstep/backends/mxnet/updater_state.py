@@ -62,7 +62,10 @@ def _is_own(path: str) -> bool:
 
 
 def _list_arrays(states: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the arrays of one parameter's optimizer state, each with its indices in nested tuples and lists."""
+    """Yields each array in one parameter's optimizer state, with the path of indices that leads to it.
+
+    The indices are those of the nested tuples and lists, joined by dots.
+    """
     if is_array(states):
         yield path or ".0", states
     elif isinstance(states, tuple | list):

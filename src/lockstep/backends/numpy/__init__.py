@@ -10,6 +10,7 @@ from lockstep.backends.numpy.network import SGD, Dense, DenseCrossEntropy, Dense
 __all__ = ["SGD", "Dense", "DenseCrossEntropy", "DenseSquaredError", "NumpyBackend"]
 
 joins = True
+compiles = False
 
 
 def available() -> list[str]:

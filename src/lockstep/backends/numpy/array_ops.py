@@ -64,7 +64,7 @@ def from_numpy(data: Any, like: Any) -> Any:
 
 
 def write(value: Any, target: Any) -> Any:
-    """Writes the value into an array and returns the array; for a numpy scalar, which is immutable, the value."""
+    """Writes the value into an array and returns the array; returns the value if `target` is a numpy scalar."""
     if not isinstance(target, np.ndarray):
         return value
     target[...] = value

@@ -13,6 +13,7 @@ from lockstep.backends.tensorflow.function_program import FunctionProgram
 __all__ = ["TensorflowBackend", "adopt", "available", "initial_seed", "name", "open", "processes", "variables"]
 
 joins = True
+compiles = False
 
 
 def available() -> list[str]:

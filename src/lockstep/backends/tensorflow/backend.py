@@ -21,9 +21,9 @@ from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.batches import transform
 from lockstep.core.fold import Fold
 from lockstep.core.layout import Layout
+from lockstep.core.loss_reduction import Criterion
 from lockstep.core.metrics import Column, Sums
 from lockstep.core.outputs import Outputs, ShardOutputs
-from lockstep.core.reduction import Criterion
 from lockstep.core.shard_sums import ShardSums, check_loss, pad
 from lockstep.core.tree import Span
 from lockstep.core.types import Array, LazyState, PartialSum, Phases, State, Work
@@ -108,9 +108,8 @@ class TensorflowBackend:
         # Before the update, which may change the scale for the next step.
         self._last_loss_scale = self._optimizer_update.read_loss_scale()
         present = flat_vectors.read_present(layout, sums)
-        if (
-            work.phases is Phases.UPDATE
-        ):  # the script may have given a gradient for a variable for which no shard had one
+        # The script may have given a gradient for a variable for which no shard had one.
+        if work.phases is Phases.UPDATE:
             present = [
                 is_present or bool(host_vectors.view(total, field).any())
                 for is_present, field in zip(present, layout.fields, strict=True)
@@ -155,7 +154,7 @@ class TensorflowBackend:
             yield shard, sums
 
     def _store_outputs(self, work: Work, shard: int, outputs: Outputs) -> None:
-        """Copies to the host what metric objects or the next batch need of a shard."""
+        """Copies to the host those outputs of a shard that metric objects or the next batch need."""
         found = tf.nest.map_structure(lambda each: _to_numpy(each) if tf.is_tensor(each) else each, outputs)
         self.outputs.keep(work, shard, found, work.count(shard))
 

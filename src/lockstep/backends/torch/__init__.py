@@ -10,6 +10,7 @@ from lockstep.backends.base import Backend, Recipe
 from lockstep.backends.torch.backend import TorchBackend
 
 joins = True
+compiles = True
 
 
 def available() -> list[str]:

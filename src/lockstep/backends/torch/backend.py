@@ -11,12 +11,13 @@ from torch import Tensor
 
 from lockstep.backends.base import Recipe
 from lockstep.backends.torch import array_ops, inputs, loaders, losses, pickling, rng, settings, train_mode
-from lockstep.backends.torch.compiled_code import check_compiled
+from lockstep.backends.torch.compiled_code import check_compiled, name_modules
 from lockstep.backends.torch.flat_vectors import DeviceCopy, FlatVectors, LeafArrays, SingleLeaf, copy_to, create_scalar
 from lockstep.backends.torch.gradients import clip_gradients, make_update, mark_nonzero, set_gradients
 from lockstep.backends.torch.loss_references import LossReferences
 from lockstep.backends.torch.loss_scaler import HALF, NUM_UPDATES, SCALE, LossScaler
 from lockstep.backends.torch.replica import Replica
+from lockstep.backends.torch.shard_compiler import ShardCompiler
 from lockstep.backends.torch.shard_pass import TorchShards
 from lockstep.backends.torch.shard_program import ShardProgram
 from lockstep.backends.torch.state_arrays import to_array
@@ -24,10 +25,10 @@ from lockstep.core.averaged_state import AveragedArray
 from lockstep.core.batches import transform
 from lockstep.core.fold import Fold
 from lockstep.core.layout import Layout
+from lockstep.core.loss_reduction import Criterion
 from lockstep.core.metrics import Column, Sums, resolve
 from lockstep.core.named_metrics import NamedMetrics
 from lockstep.core.outputs import ShardOutputs
-from lockstep.core.reduction import Criterion
 from lockstep.core.shard_sums import ShardSums
 from lockstep.core.tree import Span
 from lockstep.core.types import Array, LazyState, PartialSum, Phases, State, Work
@@ -42,15 +43,14 @@ class TorchBackend:
         self.devices: tuple[str, ...] = (device,)
         self._recipe, self._options = recipe, recipe.options
         self._device = torch.device("cpu") if device.startswith("cpu") else torch.device(device)
-        self.versions: Mapping[str, str] = settings.read_versions(self._device)
         importlib.import_module("torch._dynamo")  # the first optimizer step would, which takes seconds in a worker
         loss = recipe.loss.to(self._device) if isinstance(recipe.loss, torch.nn.Module) else recipe.loss
         self._replica = Replica(recipe.model, recipe.optimizer, loss, self._device)
+        self.compiler = ShardCompiler(self._options, self._device, name_modules(recipe.model, loss).values())
+        self.versions: Mapping[str, str] = {**settings.read_versions(self._device), **self.compiler.versions}
         if program is None:
-            metrics = resolve(
-                recipe.metrics, NamedMetrics(array_ops, losses.find_traits(loss), leaves_counts=True).functions()
-            )
-            program = ShardProgram(loss, metrics)
+            named = NamedMetrics(array_ops, losses.find_traits(loss), leaves_counts=True)
+            program = ShardProgram(loss, resolve(recipe.metrics, named.functions()), self.compiler)
         if self._options.exact:
             check_compiled(recipe.model, recipe.optimizer, loss, program.metrics)
         self.outputs = ShardOutputs(
@@ -71,7 +71,7 @@ class TorchBackend:
         """A context with the run's number of threads, deterministic algorithms if exact, and gradients enabled."""
         needs = settings.Preparation(work.threads, self._device, self._options.exact, bool(self._options.precision))
         self._replica.note_period(work.quiet_period)
-        with needs, self._references.accept_changes():
+        with needs, self._references.accept_changes(), self.compiler.computing():
             yield
 
     # -- one step

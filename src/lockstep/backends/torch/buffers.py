@@ -120,8 +120,9 @@ class BufferAverages:
         return list(map(torch.empty_like, self._values))
 
     def collect(self, arrays: LeafArrays, weight: float | None, first: bool) -> list[bool]:
-        """Copies the buffers into the shard's `arrays` and restores them; returns which have changed in this step.
+        """Copies the buffers into the shard's `arrays`, then resets the buffers to their values before the step.
 
+        Returns a list that says of each averaged buffer whether this step has changed it.
         Float buffers are multiplied by `weight` (None: taken as they are); integers are taken from the first shard
         only.
         """
@@ -206,7 +207,10 @@ class BufferAverages:
         return changed
 
     def _put_back(self, replaced: list[tuple[nn.Module, dict[str, Tensor | None]]]) -> set[tuple[int, str]]:
-        """Puts the saved tensors back into their modules; returns (module's id, key) of those that were replaced."""
+        """Puts the saved tensors back into their modules.
+
+        Returns the (module id, key) pairs of those that a pass had replaced.
+        """
         found = set()
         for module, before in replaced:
             now = module._buffers

@@ -4,6 +4,8 @@ A worker gets the model by pickle, which leaves compiled code out, and what torc
 depends on what the process has compiled before. TorchScript's first call computes other bits than its second, so
 the bits would depend on which process computes which shard.
 
+The way to run compiled code is `wrap(compile=True)`, with which each process compiles for itself (shard_compiler.py).
+
 Code that this search does not find (a function in a container, a global that is replaced later) runs uncompiled,
 because in an exact run `settings.Preparation` turns torch.compile off.
 """
@@ -133,5 +135,6 @@ def _is_library(kind: type) -> bool:
 def _build_error(what: str, instead: str) -> ModelError:
     return ModelError(
         f"An exact run needs plain PyTorch code, but {what}. Compiled code may give other bits in another process. "
-        f"{instead}, or use lockstep.wrap(..., exact=False)."
+        f"{instead}, with lockstep.wrap(..., compile=True), which on CPUs compiles the model and the loss in every "
+        "process; or use lockstep.wrap(..., exact=False)."
     )

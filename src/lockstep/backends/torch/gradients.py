@@ -174,8 +174,9 @@ def make_update(optimizer: Any, work: Work, device: torch.device) -> None:
 def _runs_other_code(optimizer: Any) -> bool:
     """Returns whether a step runs code that is not torch's: another optimizer's, hooks, or a replaced method."""
     own = type(optimizer).__module__.startswith("torch.optim")
-    hooks = optimizer._optimizer_step_pre_hooks or optim._global_optimizer_pre_hooks
-    return not own or bool(hooks) or has_replaced_step(optimizer)
+    before = optimizer._optimizer_step_pre_hooks or optim._global_optimizer_pre_hooks
+    after = optimizer._optimizer_step_post_hooks or optim._global_optimizer_post_hooks
+    return not own or bool(before or after) or has_replaced_step(optimizer)
 
 
 def _may_write(optimizer: Any) -> bool:

@@ -71,7 +71,7 @@ class LossReferences:
         model is sent again, so no value may change in every step.
         """
         changed = self._find_changed()
-        is_next = self._num_updates - self._last_change <= 1
+        is_next = self._num_updates - self._last_change == 1
         for reference in changed:
             if not reference.is_sent:
                 raise ExactError(

@@ -27,9 +27,9 @@ LARGEST_SCALE = 2.0**127  # of float32, in which gradients are unscaled
 def find_power_of_two(weight: float) -> float:
     """Returns the smallest power of two that is at least `weight`; a shard's summed loss is divided by it.
 
-    `weight` is what the whole batch is divided by, as far as the shard can know. Float16 then holds gradients of
-    the size that the batch's mean has, as under GradScaler, and not of its sum. The gradients are multiplied by it
-    afterwards, exactly.
+    `weight` is the divisor of the whole batch's loss, as far as the shard can know it. Dividing keeps the float16
+    gradients at the scale of the batch's mean, as under GradScaler, instead of its sum. The gradients are later
+    multiplied by the same power of two, which is exact.
 
     >>> find_power_of_two(48.0), find_power_of_two(64.0), find_power_of_two(0.3)
     (64.0, 64.0, 0.5)

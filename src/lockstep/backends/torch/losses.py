@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.backends.torch import array_ops
+from lockstep.backends.torch.shard_compiler import ShardCompiler
 from lockstep.core.criterion import Criterion
 from lockstep.core.named_metrics import LossTraits
 from lockstep.core.objective import Objective
@@ -15,23 +16,25 @@ from lockstep.core.target_kind import Labels
 from lockstep.core.weighing import Share, Term, Weighing
 from lockstep.errors import ModelError
 
-WEIGHING = Weighing(array_ops, "weights.float()")
+_AS_FLOATS = "weights.float()"
+WEIGHING = Weighing(array_ops, _AS_FLOATS)
 
 _BINARY = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
 _BINARY_FUNCTIONS = (nn.functional.binary_cross_entropy_with_logits, nn.functional.multilabel_soft_margin_loss)
 
 
-def choose_term(loss: Any) -> Callable[[nn.Module, Any, Share], Term]:
+def choose_term(loss: Any, compiler: ShardCompiler) -> Callable[[nn.Module, Any, Share], Term]:
     """Returns the function (model, shard's batch, share) -> Term for the script's loss, which is not None."""
     if isinstance(loss, Objective):
-        return functools.partial(WEIGHING.weigh_objective, loss)
+        return functools.partial(WEIGHING.weigh_objective, loss, function=compiler.compile(loss.function))
     function = _resolve(loss)
     if not callable(function):
         raise ModelError(
             f"loss={loss!r} is not a loss. Use a torch.nn loss, a function of (outputs, targets) or a "
             "lockstep.objective."
         )
-    return functools.partial(WEIGHING.compare, TorchCriterion(function))
+    weighing = Weighing(array_ops, _AS_FLOATS, compiler.compile_call())
+    return functools.partial(weighing.compare, TorchCriterion(function, compiler.compile(function)))
 
 
 def find_unknown(loss: Any) -> Callable[[Any, Any], Any] | None:
@@ -53,15 +56,18 @@ def find_traits(loss: Any) -> LossTraits:
 class TorchCriterion(Criterion):
     """A loss that is a function of (outputs, targets), and what a mean of CrossEntropyLoss or NLLLoss divides by."""
 
-    def __init__(self, function: Any) -> None:
-        super().__init__(function)
+    def __init__(self, function: Any, call: Any = None) -> None:
+        super().__init__(function, call)
         self._is_of_classes = _is_of_classes(function)
         self._takes_reduction = _takes_reduction(function)
         self.is_own = self._is_of_classes or _is_torchs(function)
 
     @property
     def _class_weights(self) -> Tensor | None:
-        """The loss's class weights now, because the script may set others; avoids `nn.Module`'s slow `__getattr__`."""
+        """The loss's current class weights, read each time because the script may replace them.
+
+        The lookup avoids `nn.Module`'s slow `__getattr__`.
+        """
         if not self._is_of_classes:
             return None
         buffers = self.function._buffers
@@ -95,8 +101,11 @@ class TorchCriterion(Criterion):
         return Labels(outputs.shape[1], self.function.ignore_index) if has_classes else None
 
     def refuses_labels(self, targets: Any) -> bool:
-        """Returns whether torch itself raises for a label that is not a class, as it does on a CPU."""
-        return isinstance(targets, Tensor) and targets.is_cpu
+        """Returns whether torch itself raises for a label that is not a class, as it does on a CPU.
+
+        Compiled code with several threads would end the process.
+        """
+        return isinstance(targets, Tensor) and targets.is_cpu and self.call is self.function
 
     def compute_each(self, outputs: Any, targets: Any) -> Any:
         """Returns the loss without its reduction; for reduction="batchmean" summed over each example's elements."""
@@ -109,12 +118,12 @@ class TorchCriterion(Criterion):
         """Returns the value of torch's own loss with this reduction, and of any other loss with its own reduction."""
         function = self.function
         if not self._takes_reduction:
-            return function(outputs, targets)
+            return self.call(outputs, targets)
         attributes = function.__dict__
         before = attributes["reduction"]
         attributes["reduction"] = reduction
         try:
-            return function(outputs, targets)
+            return self.call(outputs, targets)
         finally:
             attributes["reduction"] = before
 
@@ -141,7 +150,7 @@ class TorchCriterion(Criterion):
             return super().weigh(weighing, outputs, targets, weights, share)
         weight = counted if counted.dtype is torch.bool else counted.sum()  # bools stand for their number
         if share.alone:
-            value = self.function(outputs, targets)
+            value = self.call(outputs, targets)
             return Term(value, value, weight, is_mean=True)
         total = self._compute_with("sum", outputs, targets)
         return Term(total, total, weight, 1.0)

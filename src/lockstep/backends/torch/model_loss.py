@@ -9,7 +9,7 @@ as no label is ignored.
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from lockstep.backends.torch.array_ops import SHORT
 from lockstep.backends.torch.losses import WEIGHING
 from lockstep.backends.torch.train_mode import evaluation_mode
-from lockstep.core.batch_entries import call_model
 from lockstep.core.weighing import Share, Term
 from lockstep.errors import ModelError
 
@@ -48,13 +47,14 @@ class ModelLoss:
     labels a mean over labels equals a mean over examples, and with few ignored labels nearly so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, call: Callable[[nn.Module, Any], Any]) -> None:
+        self._call_model = call
         self._reading: Reading | None = None
         self._settled = False
 
     def __call__(self, model: nn.Module, batch: Any, share: Share) -> Term:
         """Returns the `Term` of one shard: the model's loss, and the number by which it is divided."""
-        outputs = call_model(model, batch)
+        outputs = self._call_model(model, batch)
         loss, rest = WEIGHING.find_model_loss(outputs, batch, share)
         labels = None if loss.ndim else _find_labels(model, batch)
         if labels is None:

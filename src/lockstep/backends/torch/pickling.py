@@ -31,7 +31,8 @@ def dump(recipe: Recipe) -> bytes:
         for tensor in tensors:
             tensor.data = tensor.data.cpu()
         kinds = {torch.optim.Optimizer: _reduce_optimizer, nn.Module: parametrized_modules.reduce_module}
-        return pickling.dump(recipe, {**kinds, **transformers_models.find_reductions()})
+        reductions = {**kinds, **transformers_models.find_reductions()}
+        return pickling.dump(recipe, reductions, has_module_names=not recipe.options.compile)
     except Exception as error:
         raise ModelError(
             f"{_find_culprit(recipe)} cannot be pickled, so it cannot be sent to a worker process: {error}. "
@@ -85,9 +86,9 @@ def _check_shared_memory(recipe: Recipe) -> None:
     for device, start, stop, name in sorted(extents, key=lambda extent: extent[:2]):
         if (device, start) < end:
             raise ModelError(
-                f"{last!r} and {name!r} are two tensors that share memory. Each is sent to the workers separately, so "
-                "there they would not share it. Use one tensor for both (b.weight = a.weight), replace one by its "
-                "clone(), or use devices=1."
+                f"{last!r} and {name!r} are two tensors that share memory. They are sent to the workers separately, "
+                "so the workers' copies would not share memory. Use one tensor for both (b.weight = a.weight), "
+                "replace one by its clone(), or use devices=1."
             )
         end, last = (device, stop), name
 

@@ -73,7 +73,8 @@ class Replica:
             found = f"a {type(others[0]).__name__}" if isinstance(others[0], Tensor) else repr(others[0])
             raise OptimizerError(
                 f"The keys of optimizer.state must be the model's parameters. Got {found}, whose state no "
-                "checkpoint would contain. Keep numbers in a parameter group or in the optimizer's own attributes."
+                "checkpoint would contain. Keep values that belong to no parameter, such as counters, in a parameter "
+                "group or in the optimizer's own attributes."
             )
 
     def find_trained(self) -> dict[str, Tensor]:

@@ -150,8 +150,8 @@ class Preparation:
         device = self._device
         if torch.is_autocast_enabled(device.type):
             raise ModelError(
-                "Lockstep chooses the precision of a shard itself. Got a call inside torch.autocast. Call it outside, "
-                'and use lockstep.wrap(..., precision="bf16").'
+                "Lockstep was called inside torch.autocast, but it sets the precision of each shard itself. Remove the "
+                'torch.autocast context, and use lockstep.wrap(..., precision="bf16") instead.'
             )
         self._before = _read_modes()
         self._cudnn = torch.backends.cudnn.benchmark if device.type == "cuda" else None

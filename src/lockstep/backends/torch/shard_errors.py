@@ -19,9 +19,9 @@ def explain_error(error: Exception, work: Work, shard: int) -> None:
         ) from error
     if "use_deterministic_algorithms(" in text:
         raise ExactError(
-            "An exact run needs deterministic operations. "
-            f"torch has no deterministic form of {text.partition(' does not')[0]}. "
-            "Replace it, or use lockstep.wrap(..., exact=False) to train without the guarantee of equal bits."
+            "An exact run needs deterministic operations, but torch has no deterministic form of "
+            f"{text.partition(' does not')[0]}. Replace it, or use lockstep.wrap(..., exact=False) to train without "
+            "bit-identical results."
         ) from error
     error.add_note(f"In shard {shard} of step {work.step}.")
 

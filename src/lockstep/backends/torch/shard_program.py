@@ -8,6 +8,7 @@ from torch import nn
 
 from lockstep.backends.torch import array_ops, losses
 from lockstep.backends.torch.model_loss import ModelLoss
+from lockstep.backends.torch.shard_compiler import ShardCompiler
 from lockstep.core.metrics import Column, Metric
 from lockstep.core.shard_sums import Summand, find_room, list_loss_parts, measure
 from lockstep.core.weighing import Share, Term
@@ -22,8 +23,8 @@ class ShardProgram:
     # frame between the loop and the model
     compute: Callable[[nn.Module, Any, Share], Term]
 
-    def __init__(self, loss: Any, metrics: Sequence[Metric]) -> None:
-        self.compute = ModelLoss() if loss is None else losses.choose_term(loss)
+    def __init__(self, loss: Any, metrics: Sequence[Metric], compiler: ShardCompiler) -> None:
+        self.compute = ModelLoss(compiler.compile_call()) if loss is None else losses.choose_term(loss, compiler)
         self.metrics = metrics
         self.room = find_room(metrics, loss)  # of the metrics' sums
         self.reads_model_loss = loss is None  # whose meaning the shards must agree on

@@ -18,13 +18,14 @@ def check_model(model: Any) -> None:
     """Raises for a model that another tool distributes or compiles, or that has lazy, sparse or synchronized layers."""
     if isinstance(model, _WRAPPERS):
         raise ModelError(
-            f"Lockstep distributes the model itself. Got a model in {type(model).__name__}. Wrap the plain model: "
-            "lockstep.wrap(model.module, ...)."
+            f"The model is already wrapped in {type(model).__name__}, but Lockstep does the distribution. Wrap the "
+            "plain model: lockstep.wrap(model.module, ...)."
         )
     if isinstance(getattr(model, "_orig_mod", None), nn.Module):
         raise ModelError(
             "The model is compiled with torch.compile, but Lockstep needs the plain model, because each shard runs at "
-            "its own shape. Wrap the plain model: lockstep.wrap(model._orig_mod, ...)."
+            "its own shape. Wrap the plain model: lockstep.wrap(model._orig_mod, ...), on CPUs with compile=True to "
+            "have it compiled."
         )
     for name, module in model.named_modules():
         if any(map(nn.parameter.is_lazy, [*module._parameters.values(), *module._buffers.values()])):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peer:
-    """The script for the same training with the framework's own data parallelism, its file name, and its unit."""
+    """The script for the same training with the framework's own data parallelism, and what the table calls it."""
 
     title: str
     units: str

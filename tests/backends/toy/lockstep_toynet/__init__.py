@@ -3,6 +3,7 @@
 from lockstep_toynet.backend import ToynetBackend
 
 joins = True  # whether processes that a launcher started can train together
+compiles = False  # whether wrap(compile=True) is supported
 
 
 def available():

@@ -19,8 +19,8 @@ from lockstep.backends.keras.stateless_model import CompiledModel, split_batch
 from lockstep.backends.keras.unsupported import RESTORING, check_built
 from lockstep.backends.keras_optimizer_state import RATE
 from lockstep.core.fold import Fold
+from lockstep.core.loss_reduction import Criterion
 from lockstep.core.metrics import Sums
-from lockstep.core.reduction import Criterion
 from lockstep.core.shard_sums import CUSTOM_SUMS, ShardSums
 from lockstep.core.tree import Span
 from lockstep.core.types import Array, LazyState, PartialSum, State, Work

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from checkpoint.samples import equal, forge, litter, snapshot
-from lockstep.checkpoint import Store, read, read_newest, write
+from lockstep.checkpoint import CheckpointFolder, read, read_newest, write
 from lockstep.core.file_lock import hold_lock
 from lockstep.core.monitor import Monitor
 from lockstep.errors import CheckpointError, ModelError, SaveError, StateError
@@ -25,7 +25,7 @@ def damage(path):
 
 
 def test_the_newest_is_read(tmp_path):
-    store = Store(tmp_path / "a" / "ckpt")
+    store = CheckpointFolder(tmp_path / "a" / "ckpt")
     assert store.newest() == (None, ())
     for step in (5, 100, 123456789):
         path = store.save(snapshot(step), step)
@@ -42,7 +42,7 @@ def test_the_newest_is_read(tmp_path):
 
 
 def test_damaged_checkpoints_are_skipped_with_the_reason(tmp_path):
-    store = Store(tmp_path)
+    store = CheckpointFolder(tmp_path)
     for step in (1, 2, 3):
         store.save(snapshot(step), step)
     damage(store.path(3))
@@ -60,7 +60,7 @@ def test_damaged_checkpoints_are_skipped_with_the_reason(tmp_path):
 
 def test_a_store_of_damaged_checkpoints_raises(tmp_path):
     """A run that had checkpoints does not begin anew behind the script's back."""
-    store = Store(tmp_path)
+    store = CheckpointFolder(tmp_path)
     store.save(snapshot(1), 1)
     damage(store.path(1))
     with pytest.raises(
@@ -70,7 +70,7 @@ def test_a_store_of_damaged_checkpoints_raises(tmp_path):
 
 
 def test_a_checkpoint_of_a_newer_format_is_not_skipped(tmp_path):
-    store = Store(tmp_path)
+    store = CheckpointFolder(tmp_path)
     for step in (1, 2):
         store.save(snapshot(step), step)
     manifest = store.path(2) / "manifest.json"
@@ -82,14 +82,14 @@ def test_a_checkpoint_of_a_newer_format_is_not_skipped(tmp_path):
 def test_a_file_in_the_place_of_a_store_raises(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"The checkpoints in .*file cannot be listed: Not a directory"):
-        Store(tmp_path / "file").newest()
+        CheckpointFolder(tmp_path / "file").newest()
 
 
 @pytest.mark.parametrize(
     ("keep", "left"), [(1, [6]), (3, [4, 5, 6]), (9, [1, 2, 3, 4, 5, 6]), (None, [1, 2, 3, 4, 5, 6])]
 )
 def test_the_newest_are_kept(keep, left, tmp_path):
-    store = Store(tmp_path, keep)
+    store = CheckpointFolder(tmp_path, keep)
     for step in range(1, 7):
         store.save(snapshot(step), step)
         assert store.newest().whole[0] == store.path(step)
@@ -114,9 +114,9 @@ def test_the_best_is_kept(best, values, left, step, tmp_path):
     name = best if isinstance(best, str) else best.name
     for anew in (False, True):  # one store throughout, or a process for each save
         folder = tmp_path / str(anew)
-        store = Store(folder, keep=1, best=best)
+        store = CheckpointFolder(folder, keep=1, best=best)
         for number, value in enumerate(values, start=1):
-            store = Store(folder, keep=1, best=best) if anew else store
+            store = CheckpointFolder(folder, keep=1, best=best) if anew else store
             store.save(logged(number, **({} if value is None else {name: value})), number)
         assert store.steps() == left
         link = folder / "best"
@@ -128,17 +128,17 @@ def test_the_best_is_kept(best, values, left, step, tmp_path):
 
 
 def test_the_best_is_chosen_again_if_it_was_damaged_or_removed(tmp_path):
-    store = Store(tmp_path, keep=None, best="val_loss")
+    store = CheckpointFolder(tmp_path, keep=None, best="val_loss")
     for step, loss in ((1, 0.1), (2, 0.3), (3, 0.2)):
         store.save(logged(step, val_loss=loss), step)
     shutil.rmtree(store.path(1))
     (store.path(3) / "manifest.json").write_text("")
-    Store(tmp_path, keep=None, best="val_loss").save(logged(4, val_loss=0.4), 4)
+    CheckpointFolder(tmp_path, keep=None, best="val_loss").save(logged(4, val_loss=0.4), 4)
     assert os.readlink(tmp_path / "best") == "step-00000002"
 
 
 def test_a_step_can_be_saved_again(tmp_path):
-    store = Store(tmp_path, keep=2, best="val_loss")
+    store = CheckpointFolder(tmp_path, keep=2, best="val_loss")
     store.save(logged(1, val_loss=0.1), 1)
     store.save(logged(2, val_loss=0.2), 2)
     store.save(logged(1, val_loss=0.3), 1)
@@ -147,7 +147,7 @@ def test_a_step_can_be_saved_again(tmp_path):
 
 
 def test_a_step_older_than_the_newest_is_kept(tmp_path):
-    store = Store(tmp_path, keep=1)
+    store = CheckpointFolder(tmp_path, keep=1)
     store.save(snapshot(5), 5)
     store.save(snapshot(3), 3)
     assert store.steps() == [3, 5]
@@ -157,14 +157,14 @@ def test_a_step_older_than_the_newest_is_kept(tmp_path):
 
 def test_a_metric_without_a_known_direction_raises(tmp_path):
     with pytest.raises(ModelError, match="mode='min'"):
-        Store(tmp_path, best="speed")
+        CheckpointFolder(tmp_path, best="speed")
 
 
 def test_foreign_files_are_not_touched(tmp_path):
     foreign = [".hidden", ".step-00000001.swp", "notes.txt", "step-1", "step-00000001.bak", "step-0000000x", "steps"]
     for name in foreign:
         (tmp_path / name).write_text(name)
-    store = Store(tmp_path, keep=1, best="val_loss")
+    store = CheckpointFolder(tmp_path, keep=1, best="val_loss")
     store.save(snapshot(1), 1)
     (store.path(1) / "notes.txt").write_text("mine")  # inside a checkpoint, too
     store.save(snapshot(2), 2)
@@ -178,7 +178,7 @@ def test_foreign_files_are_not_touched(tmp_path):
 @pytest.mark.parametrize("make", [os.mkdir, lambda path: open(path, "w").close()], ids=["folder", "file"])
 def test_a_file_or_folder_named_best_raises(make, tmp_path):
     make(tmp_path / "best")
-    store = Store(tmp_path, best="val_loss")
+    store = CheckpointFolder(tmp_path, best="val_loss")
     with pytest.raises(
         SaveError, match=r"The link to the best checkpoint cannot be created, because .*best exists and is not a link"
     ):
@@ -188,7 +188,7 @@ def test_a_file_or_folder_named_best_raises(make, tmp_path):
 
 
 def test_leftovers_are_removed(tmp_path):
-    store = Store(tmp_path)
+    store = CheckpointFolder(tmp_path)
     store.save(snapshot(1), 1)
     for role in ("writing", "discarded", "previous"):
         shutil.copytree(store.path(1), tmp_path / f".step-00000001.0123456789abcdef.{role}")
@@ -200,7 +200,7 @@ def test_leftovers_are_removed(tmp_path):
 
 
 def test_a_checkpoint_moved_aside_counts(tmp_path):
-    store = Store(tmp_path)
+    store = CheckpointFolder(tmp_path)
     store.save(snapshot(1), 1)
     os.rename(store.path(1), tmp_path / ".step-00000001.0123456789abcdef.previous")
     assert store.steps() == [1]
@@ -212,7 +212,7 @@ def test_a_checkpoint_moved_aside_counts(tmp_path):
 
 
 def test_a_folder_in_use_is_not_removed(tmp_path):
-    store = Store(tmp_path)
+    store = CheckpointFolder(tmp_path)
     store.save(snapshot(1), 1)
     folder = tmp_path / ".mine.0123456789abcdef.writing"
     shutil.copytree(store.path(1), folder)
@@ -234,7 +234,7 @@ with hold_lock(Path(sys.argv[1])) as mine:
 
 
 def test_a_second_process_cannot_save_to_the_folder(tmp_path):
-    store = Store(tmp_path)
+    store = CheckpointFolder(tmp_path)
     store.save(snapshot(1), 1)
     command = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
@@ -252,7 +252,7 @@ def test_a_second_process_cannot_save_to_the_folder(tmp_path):
 def test_read_newest_reads_one_or_the_newest(tmp_path):
     path = write(tmp_path / "mine", snapshot(7))
     assert equal(read_newest(path), snapshot(7))
-    store = Store(tmp_path / "store")
+    store = CheckpointFolder(tmp_path / "store")
     store.save(snapshot(1), 1)
     store.save(snapshot(2), 2)
     assert equal(read_newest(tmp_path / "store"), snapshot(2))
@@ -264,7 +264,7 @@ def test_read_newest_reads_one_or_the_newest(tmp_path):
 
 def test_a_store_that_changes_while_it_is_read_is_read_again(tmp_path, monkeypatch):
     """The only checkpoint goes while it is read, because a newer one has come."""
-    store = Store(tmp_path, keep=1)
+    store = CheckpointFolder(tmp_path, keep=1)
     store.save(snapshot(1), 1)
 
     def meanwhile(path):
@@ -272,5 +272,5 @@ def test_a_store_that_changes_while_it_is_read_is_read_again(tmp_path, monkeypat
             store.save(snapshot(2), 2)
         return read(path)
 
-    monkeypatch.setattr("lockstep.checkpoint.store.read", meanwhile)
+    monkeypatch.setattr("lockstep.checkpoint.checkpoint_folder.read", meanwhile)
     assert store.newest().whole[0] == store.path(2)

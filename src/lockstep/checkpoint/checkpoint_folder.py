@@ -50,14 +50,14 @@ class Newest(NamedTuple):
         return self.whole
 
 
-class Store:
+class CheckpointFolder:
     """The checkpoints in a folder. After each save, all but the `keep` newest checkpoints and the best are removed.
 
     With `keep=None` all checkpoints are kept. `best` is the metric that decides which checkpoint is best.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as home:
-    ...     store = Store(home, keep=2)
+    ...     store = CheckpointFolder(home, keep=2)
     ...     for step in (100, 200, 300):
     ...         path = store.save(Snapshot({}, {"lr": 0.1}), step)
     ...     path.name, store.steps(), store.newest().whole[1].facts
@@ -184,7 +184,7 @@ def read_newest(path: str | os.PathLike[str]) -> Snapshot:
 
     Warns of newer checkpoints that are damaged.
     """
-    store = Store(path)
+    store = CheckpointFolder(path)
     if (find_folder(store.folder) / MANIFEST).exists() or not store.steps():
         return read(path)
     whole = store.newest().warn_and_get()

@@ -15,7 +15,7 @@ import numpy as np
 from lockstep.core.batches import is_array
 
 Criterion = Callable[[Any, Any], float | None]
-"""Returns the loss as one number; None if it is not one number, or says itself what it is divided by."""
+"""Returns the loss as one number; None if it is not one number, such as a `Sum` with its own divisor."""
 
 
 _MOST_PARTS = 8

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.core.reduction import Reduction, judge
+from lockstep.core.loss_reduction import Reduction, judge
 
 _generator = np.random.Generator(np.random.PCG64(1))
 TARGETS = _generator.standard_normal((9, 4))

@@ -12,7 +12,7 @@ from lockstep.core.types import Work
 from lockstep.processes.seats import Loss
 
 
-class ObservedAttempts:
+class AttemptMeasurements:
     """The attempt that the processes make, or have made last. Without an observer nothing is measured.
 
     `report` prints a line for the user.
