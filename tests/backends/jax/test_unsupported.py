@@ -266,7 +266,9 @@ def test_the_loss_of_an_output_has_one_value_per_example():
     def trainer(outputs):
         return wrapped((apply_giving(outputs), jnp.ones((6, 3))), loss=None)
 
-    with pytest.raises(ModelError, match=r"is one number, or one per example. Got shape \(3,\) for a shard of 4. Ret"):
+    with pytest.raises(
+        ModelError, match=r"must be one number, or one per example. Got shape \(3,\) for a shard of 4. Ret"
+    ):
         trainer(lambda z: {"loss": z[:3, 0]}).step(X)
     assert trainer(lambda z: {"loss": z[:, 0]}).step(X)["loss"] == 6
 

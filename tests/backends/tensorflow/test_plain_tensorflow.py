@@ -267,7 +267,7 @@ def test_the_loss_of_an_output_is_one_number_or_one_per_example():
     def trainer(function):
         return lockstep.wrap((function, [w, b]), keras.optimizers.SGD(0.1), None, shards=2)
 
-    message = r"is one number, or one per example. Got shape \(3,\) for a shard of 10. Return its mean."
+    message = r"must be one number, or one per example. Got shape \(3,\) for a shard of 10. Return its mean."
     with trainer(return_losses(3)) as short, pytest.raises(ModelError, match=message):
         short.step(X)
     expected = float(tf.reduce_mean(return_losses(None)(X)["loss"]))
