@@ -18,7 +18,7 @@ NUMPY := $(addprefix src/lockstep/,core data checkpoint backends/numpy)
 NUMPY += $(filter-out %/test_low_precision.py %/test_global_rng.py %/test_membership.py,$(wildcard tests/core/test_*.py))
 # Two of these need torch; test_membership.py explores a protocol without NumPy for seconds.
 NUMPY += $(patsubst %,tests/data/test_%.py,pipeline_inputs order pipeline)
-NUMPY += $(patsubst %,tests/checkpoint/test_%.py,load_arrays json_codec store)
+NUMPY += $(patsubst %,tests/checkpoint/test_%.py,load_arrays json_codec checkpoint_folder)
 
 # The tests start hundreds of interpreters, and each would compile Lockstep anew.
 unexport PYTHONDONTWRITEBYTECODE

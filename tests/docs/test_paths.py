@@ -1,6 +1,7 @@
 """Files that README, CONTRIBUTING and the pages name are there, and so are the targets of their links."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -45,3 +46,14 @@ def test_a_file_that_is_gone_is_seen():
 def test_the_mxnet_extra_takes_a_numpy_that_mxnet_can_be_imported_with():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert "numpy<1.24" in extras["mxnet"]
+
+
+def test_what_the_makefile_tests_exists():
+    """Else pytest would end before its first test, in a lane that is not run every day."""
+    lanes = [
+        f"test-{name}" for name in ("torch", "core", "jax", "tensorflow", "mxnet", "scripts", "browser", "launchers")
+    ]
+    printed = subprocess.run(["make", "--dry-run", *lanes], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    named = {word.rpartition("=")[2] for word in printed.split() if re.match(r"(--ignore=)?(tests|src)/", word)}
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
