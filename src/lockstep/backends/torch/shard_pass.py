@@ -26,6 +26,7 @@ from lockstep.core import seeds
 from lockstep.core.batch_entries import call_model
 from lockstep.core.layout import Layout
 from lockstep.core.metrics import DIVIDED, FIRST_METRIC, WEIGHT, Column, Sums
+from lockstep.core.objective import Objective
 from lockstep.core.options import Options
 from lockstep.core.outputs import Outputs, ShardOutputs, select_outputs
 from lockstep.core.shard_sums import NUM_CHECKS, ShardNames, check_loss
@@ -46,11 +47,9 @@ class TorchShards:
     def __init__(
         self, replica: Replica, loss: Any, program: ShardProgram, options: Options, outputs: ShardOutputs
     ) -> None:
-        self._replica = replica
-        self._program = program
-        self._kept_outputs = outputs
-        self._precision = options.precision
-        self._room = FIRST_METRIC + program.room
+        self._replica, self._program, self._kept_outputs = replica, program, outputs
+        self._may_keep = outputs.wanted or isinstance(loss, Objective)  # only an objective returns carried state
+        self._precision, self._room = options.precision, FIRST_METRIC + program.room
         own = list(loss.modules()) if isinstance(loss, nn.Module) else []
         self.statistics = BufferAverages(
             [*replica.buffers, *find_loss_buffers(loss)], [*replica.modules, *filter(may_write_buffers, own)]
@@ -261,8 +260,9 @@ class TorchShards:
         else:
             with settings.use_precision(self._precision, device):
                 term = self._program.compute(self._replica.model, batch, share)
-        found = select_outputs(term, self._kept_outputs.wanted)
-        self._kept_outputs.keep(work, shard, Outputs(*map(copy_to_host, found)), share.examples)
+        if self._may_keep:
+            found = select_outputs(term, self._kept_outputs.wanted)
+            self._kept_outputs.keep(work, shard, Outputs(*map(copy_to_host, found)), share.examples)
         return term, share
 
     def _prepare(self, batch: Any) -> None:
