@@ -73,7 +73,8 @@ def wrap(
         clip_norm: scales the gradient of every step so that its norm is at most this number; None does not clip it.
         exact: False gives up bit-identical results, so that features which cannot guarantee them can be used.
         compile: True compiles a shard's training pass with torch.compile, in every process by itself. Measure whether
-            it makes the steps of your model faster; it is part of the result. For PyTorch on CPUs (docs/speed.md); other frameworks refuse it, because JAX and TensorFlow compile without being asked.
+            it makes the steps of your model faster; it is part of the result. For PyTorch on CPUs (docs/speed.md);
+            other frameworks refuse it, because JAX and TensorFlow compile without being asked.
 
     Raises a `lockstep.LockstepError` if an argument is invalid, the model, loss or a metric is not supported, or a
     process that was launched together with others cannot join them.
